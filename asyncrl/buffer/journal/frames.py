@@ -1,7 +1,7 @@
 """The bytes around records: the header of a segment, and the frame of each record.
 
 segment   magic 8 | format u16 | - u16 | run epoch u32 | number u32 | - u32 | size before u64 | checksum u32
-frame     marker 4 | length u32 | checksum u32 | run epoch u32 | sequence u64 | kind u8 | - 3 | body
+frame     marker 4 | length u32 | checksum u32 | run epoch u32 | sequence u64 | kind u8 | body
 """
 
 import enum
@@ -19,7 +19,7 @@ _SEGMENT = struct.Struct("<8sHHIIIQ")
 _CHECKSUM = struct.Struct("<I")
 _CONTINUES = 2**64 - 1
 """``size before`` of a segment that the same journal continues in."""
-_FRAME = struct.Struct("<4sIIIQB3x")
+_FRAME = struct.Struct("<4sIIIQB")
 _CHECKED = struct.Struct("<IIQB")
 """The fields of a frame that its checksum covers, followed by the body."""
 

@@ -153,15 +153,15 @@ class Journal:
     def _switch_off(self, problem: str) -> None:
         """Write nothing more.  Any thread may call this; the waits end on the loop's."""
         if self._problem is None:
-            self._problem = problem
             self._writer.is_off = True
-            self._writer.queue.clear()
             logger.warning(
                 "%s: THE JOURNAL IS OFF: %s; the run continues, and a restart would begin at its last checkpoint, "
                 "or where the journal ends",
                 self._folder,
                 problem,
             )
+            self._problem = problem  # last, because the run may end as soon as no wait is left
+            self._writer.queue.clear()
         self._committed()
 
     # ---- in the writer's thread

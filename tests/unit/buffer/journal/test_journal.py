@@ -1,0 +1,388 @@
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.buffer.journal import Delivered, Journal, MemoryJournal, Record, Snapshot, Wasted, read, recover
+from asyncrl.buffer.journal.segments import segments
+from asyncrl.buffer.journal.writer import COMMIT_BYTES, IDLE_S
+from tests.unit.buffer.journal.disks import BrokenDisk, CountingDisk, FullDisk, StalledDisk, write
+from tests.unit.buffer.journal.made import bits, finished, held
+
+SHORT_S = 0.2
+"""Seconds in the place of STALL_S."""
+SNAPSHOT = Snapshot(step=0, state={}, held=())
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a test on a real loop, because a thread and a disk are part of it."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(20.0):
+            await work
+
+    asyncio.run(limited())
+
+
+def records(folder: Path) -> list[Record]:
+    return [record for _, record in read(folder) if not isinstance(record, Delivered)]
+
+
+def numbers(folder: Path) -> list[int]:
+    return [each.number for each in segments(folder)]
+
+
+def test_a_durable_record_can_be_read_while_the_journal_is_open(tmp_path: Path) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path / "journal", 1, delivered=lambda: 5)
+        await journal.durable(journal.append(finished(3)))
+        assert bits(records(tmp_path / "journal")) == bits([finished(3)])
+        await journal.close()
+
+    run(work())
+
+
+def test_records_of_one_moment_are_one_commit(tmp_path: Path) -> None:
+    disk = CountingDisk()
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5, disk=disk)
+        await journal.durable(journal.append(Wasted(num_tokens=1)))
+        opening = disk.num_synced
+        sequences = [journal.append(finished(number)) for number in range(50)]
+        async with asyncio.TaskGroup() as waits:
+            for each in sequences:
+                waits.create_task(journal.durable(each))
+        assert disk.num_synced == opening + 1
+        await journal.close()
+
+    run(work())
+    assert len(records(tmp_path)) == 51
+
+
+def test_a_full_commit_does_not_wait_for_the_rest_of_its_time(tmp_path: Path) -> None:
+    num_tokens = COMMIT_BYTES // 16
+    disk = CountingDisk()
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5, disk=disk)
+        await journal.durable(journal.append(Wasted(num_tokens=1)))
+        opening = disk.num_synced
+        for number in range(4):
+            journal.append(finished(number, tokens=num_tokens))
+        await journal.close()
+        assert disk.num_synced >= opening + 4
+
+    run(work())
+    assert len(records(tmp_path)) == 5
+
+
+def test_delivered_tokens_are_written_without_records(tmp_path: Path) -> None:
+    delivered = [5]
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: delivered[0])
+        await journal.durable(journal.append(Wasted(num_tokens=1)))
+        delivered[0] = 7
+        await asyncio.sleep(IDLE_S + 0.3)
+        assert [record for _, record in read(tmp_path)][-1] == Delivered(num_tokens=7)
+        delivered[0] = 9
+        await journal.close()
+
+    run(work())
+    assert [record for _, record in read(tmp_path)][-1] == Delivered(num_tokens=9)
+
+
+def test_a_snapshot_begins_a_segment(tmp_path: Path) -> None:
+    write(tmp_path, [Wasted(num_tokens=1), SNAPSHOT, Wasted(num_tokens=2), replace(SNAPSHOT, step=1)])
+    assert numbers(tmp_path) == [1, 2, 3]
+    assert records(tmp_path) == [Wasted(num_tokens=1), SNAPSHOT, Wasted(num_tokens=2), replace(SNAPSHOT, step=1)]
+
+
+def test_another_journal_continues_in_a_segment_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, [Wasted(num_tokens=1)], run_epoch=1)
+    write(tmp_path, [Wasted(num_tokens=2)], run_epoch=1)
+    assert numbers(tmp_path) == [1, 2]
+    assert records(tmp_path) == [Wasted(num_tokens=1), Wasted(num_tokens=2)]
+
+
+def test_only_the_user_can_read_a_segment(tmp_path: Path) -> None:
+    write(tmp_path, [Wasted(num_tokens=1)])
+    assert segments(tmp_path)[0].path.stat().st_mode & 0o777 == 0o600
+
+
+# ---- failures of the disk
+
+
+def is_off(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """One loud warning, and no more."""
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "THE JOURNAL IS OFF" in warnings[0].getMessage()
+    assert text in warnings[0].getMessage()
+
+
+async def goes_without(journal: Journal) -> None:
+    """Every method still works, at once."""
+    start = time.monotonic()
+    sequence = journal.append(finished(9))
+    journal.begin_segment(SNAPSHOT)
+    journal.checkpointed(0)
+    await journal.durable(sequence)
+    await journal.close()
+    assert time.monotonic() - start < SHORT_S / 2
+
+
+@pytest.mark.parametrize("num_bytes", [0, 30, 100, 400])
+def test_a_full_disk_switches_the_journal_off(num_bytes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5, disk=FullDisk(num_bytes))
+        for number in range(3):
+            await journal.durable(journal.append(finished(number)))
+        assert "No space left on device" in str(journal.problem)
+        await goes_without(journal)
+
+    run(work())
+    is_off(caplog, "No space left on device")
+    left = [bits(record) for record in records(tmp_path)]
+    assert left == [bits(finished(number)) for number in range(len(left))]
+
+
+@pytest.mark.parametrize("num_synced", range(4))
+def test_a_disk_that_cannot_sync_switches_the_journal_off(
+    num_synced: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5, disk=BrokenDisk(num_synced))
+        for number in range(3):
+            await journal.durable(journal.append(finished(number)))
+        await goes_without(journal)
+
+    run(work())
+    is_off(caplog, "Input/output error")
+
+
+def test_a_stalled_disk_switches_the_journal_off_after_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = StalledDisk()
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5, disk=disk, stall_s=SHORT_S)
+        await journal.durable(journal.append(finished(0)))
+        disk.stalls.set()
+        start = time.monotonic()
+        sequences = [journal.append(finished(number)) for number in range(1, 4)]
+        async with asyncio.TaskGroup() as waits:
+            for each in sequences:
+                waits.create_task(journal.durable(each))
+        assert SHORT_S * 0.9 < time.monotonic() - start < SHORT_S + 1.0
+        await goes_without(journal)
+
+    run(work())
+    is_off(caplog, "the disk has not answered for 0.2 s")
+    before = len(threading.enumerate())
+    disk.continues.set()
+    ended(
+        lambda: len(threading.enumerate()) < before or not any(each.name == "journal" for each in threading.enumerate())
+    )
+
+
+def ended(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5.0
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_disk_that_stalls_at_the_end_does_not_hold_the_end_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = StalledDisk()
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5, disk=disk, stall_s=SHORT_S)
+        await journal.durable(journal.append(finished(0)))
+        disk.stalls.set()
+        journal.append(finished(1))
+        await journal.close()
+
+    run(work())
+    disk.continues.set()
+    is_off(caplog, "the disk has not answered for 0.2 s")
+
+
+def test_a_folder_that_cannot_be_made_switches_the_journal_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def work() -> None:
+        journal = Journal(tmp_path / "file" / "journal", 1, delivered=lambda: 5)
+        await journal.durable(journal.append(finished(0)))
+        await goes_without(journal)
+
+    run(work())
+    is_off(caplog, "Not a directory")
+
+
+def test_a_record_that_cannot_be_written_switches_the_journal_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = finished(0)
+    first, second = made.group.samples
+    wrong = replace(first.sample, token_ids=(-1,) * 3)
+    group = replace(made.group, samples=(replace(first, sample=wrong), second))
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        await journal.durable(journal.append(replace(made, group=group)))
+        await goes_without(journal)
+
+    run(work())
+    is_off(caplog, "can't convert negative value")
+
+
+def test_a_newer_run_in_the_folder_switches_the_journal_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        await journal.durable(journal.append(finished(0)))
+        newer = Journal(tmp_path, 2, delivered=lambda: 5)
+        await newer.durable(newer.append(finished(1)))
+        await journal.durable(journal.begin_segment(SNAPSHOT))
+        await goes_without(journal)
+        await newer.close()
+        assert newer.problem is None
+
+    run(work())
+    is_off(caplog, "a run of epoch 2 writes there, and this one has 1")
+    assert len(records(tmp_path)) == 2
+
+
+def test_a_wait_that_is_cancelled_leaves_the_record(tmp_path: Path) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.0):
+                await journal.durable(journal.append(finished(0)))
+        await journal.durable(journal.append(finished(1)))
+        await journal.close()
+        await journal.close()
+
+    run(work())
+    assert len(records(tmp_path)) == 2
+
+
+def test_a_journal_that_wrote_nothing_closes(tmp_path: Path) -> None:
+    run(Journal(tmp_path / "none", 1, delivered=lambda: 5).close())
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_json_does_not_have_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def odd(group_id: int, key: str) -> Record:
+        made = finished(group_id)
+        first, second = made.group.samples
+        samples = (replace(first, reward_parts={key: print, "fine": 1}), second)
+        return replace(made, group=replace(made.group, samples=samples))
+
+    write(tmp_path, [odd(0, "judge"), odd(1, "judge"), odd(2, "verdict")])
+    texts = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+    assert texts == ["judge", "verdict"]
+
+
+# ---- deletion of segments
+
+
+async def checkpoint(journal: Journal, step: int, *buffered: int) -> None:
+    """Begin a checkpoint, and complete it."""
+    snapshot = Snapshot(step=step, state={}, held=tuple(held(each, is_buffered=True) for each in buffered))
+    journal.begin_segment(snapshot)
+    journal.append(Wasted(num_tokens=step))
+    journal.checkpointed(step)
+    await journal.durable(journal.append(Wasted(num_tokens=step)))
+    await asyncio.sleep(0.1)
+
+
+def test_segments_before_a_checkpoint_are_deleted_unless_they_hold_groups_of_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        journal.begin_segment(SNAPSHOT)  # segment 1
+        journal.append(finished(0))
+        journal.append(finished(1))
+        await checkpoint(journal, 1, 0, 1)  # 2
+        assert numbers(tmp_path) == [1, 2]
+        journal.append(finished(2))
+        await checkpoint(journal, 2, 1, 2)  # 3
+        assert numbers(tmp_path) == [1, 2, 3]
+        journal.append(finished(1, reward=0.5))  # finished again: its record in 1 does not count any more
+        await checkpoint(journal, 3, 1)  # 4
+        assert numbers(tmp_path) == [3, 4]
+        await checkpoint(journal, 4)  # 5
+        assert numbers(tmp_path) == [5]
+        await journal.close()
+
+    run(work())
+
+
+def test_a_later_checkpoint_that_is_being_written_keeps_its_segments(tmp_path: Path) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        journal.begin_segment(SNAPSHOT)
+        journal.begin_segment(replace(SNAPSHOT, step=1))
+        journal.append(finished(0))
+        journal.begin_segment(Snapshot(step=2, state={}, held=(held(0, is_buffered=True),)))
+        journal.checkpointed(1)
+        await journal.close()
+
+    run(work())
+    assert numbers(tmp_path) == [2, 3]
+
+
+def test_segments_of_earlier_journals_are_deleted_too(tmp_path: Path) -> None:
+    write(tmp_path, [SNAPSHOT, finished(0)], run_epoch=1)
+    write(tmp_path, [finished(1)], run_epoch=2)
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 3, delivered=lambda: 5)
+        await checkpoint(journal, 1, 1)
+        assert numbers(tmp_path) == [2, 3]
+        recovered = recover(tmp_path, 1)
+        assert recovered is not None
+        assert bits(recovered.buffered) == bits((finished(1),))
+        await checkpoint(journal, 2)
+        assert numbers(tmp_path) == [4]
+        await journal.close()
+
+    run(work())
+
+
+def test_a_checkpoint_without_a_snapshot_deletes_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        journal.begin_segment(SNAPSHOT)
+        journal.begin_segment(replace(SNAPSHOT, step=1))
+        journal.checkpointed(7)
+        await journal.close()
+
+    run(work())
+    assert numbers(tmp_path) == [1, 2]
+
+
+def test_the_fake_has_the_methods_of_the_journal() -> None:
+    async def work() -> None:
+        fake = MemoryJournal()
+        await fake.durable(fake.append(finished(0)))
+        fake.begin_segment(SNAPSHOT)
+        fake.checkpointed(0)
+        await fake.close()
+        assert bits(fake.records) == bits([finished(0), SNAPSHOT])
+
+    run(work())
+    public = {name for name in dir(Journal) if not name.startswith("_")} - {"num_waiting"}
+    assert public <= set(dir(MemoryJournal()))
