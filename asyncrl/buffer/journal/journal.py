@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
-from asyncrl.buffer.journal.records import Record, Snapshot
+from asyncrl.buffer.journal.records import Finished, Record, Snapshot
 from asyncrl.buffer.journal.segments import Disk
-from asyncrl.buffer.journal.writer import Checkpointed, End, JournalWriter
+from asyncrl.buffer.journal.writer import COMMIT_BYTES, Checkpointed, End, JournalWriter, estimated_bytes
 from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.errors import first_line
 
@@ -53,6 +53,8 @@ class Journal:
         self._thread: Future[None] | None = None
         self._problem: str | None = None
         self._is_closed = False
+        self._full_at = COMMIT_BYTES
+        """The ``num_queued`` at which the writer is told that a commit is full."""
         self._writer = JournalWriter(
             folder, run_epoch, delivered=delivered, on_commit=self._committed, disk=disk or Disk()
         )
@@ -126,6 +128,11 @@ class Journal:
             self._thread = in_daemon_thread(self._write, "journal")
         if not self._writer.wake.is_set():
             self._writer.wake.set()
+        if isinstance(item, Finished):
+            self._writer.num_queued += estimated_bytes(item)
+        if isinstance(item, End) or self._writer.num_queued >= self._full_at:
+            self._full_at = self._writer.num_queued + COMMIT_BYTES
+            self._writer.full.set()
 
     async def _confirmed(self, sequence: int) -> None:
         if self._is_confirmed(sequence):

@@ -7,7 +7,6 @@ where a segment begins.  A reader can thus tell a torn end, which only the last 
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,8 +30,6 @@ COMMIT_S = 0.05
 """Seconds from the first record of a commit to its write."""
 COMMIT_BYTES = 1 << 20
 """Bytes of a commit that is written at once."""
-LOOK_S = 0.01
-"""Seconds between two looks into the queue during ``COMMIT_S``: a wake-up for each record would cost the loop more."""
 IDLE_S = 1.0
 """Seconds without records after which a changed number of delivered tokens is written alone."""
 
@@ -52,14 +49,20 @@ class Fenced(Exception):
     """Another run with a newer epoch writes to the folder."""
 
 
+def estimated_bytes(finished: Finished) -> int:
+    """Return about the number of bytes of a group, without its texts."""
+    return 8 * sum(len(scored.sample.token_ids) for scored in finished.group.samples)
+
+
 type Item = tuple[int, Record | Checkpointed | End]
 
 
 class JournalWriter:
     """The writer's side of a journal.
 
-    Invariants: the event loop's thread only appends to ``queue`` and sets ``wake``.  Everything else here belongs to
-    the writer's thread, but for ``synced`` and ``is_off``, which any thread may read.
+    Invariants: the event loop's thread only appends to ``queue``, sets ``wake`` and ``full``, and adds to
+    ``num_queued``.  Everything else here belongs to the writer's thread, but for ``synced`` and ``is_off``, which any
+    thread may read.
     """
 
     def __init__(
@@ -74,6 +77,12 @@ class JournalWriter:
         """``on_commit`` is called in the thread after each commit."""
         self.queue = deque[Item]()
         self.wake = Event()
+        self.full = Event()
+        """Ends the wait for more records of a commit."""
+        self.num_queued = 0
+        """Estimated bytes of all groups that were ever queued; only the event loop's thread changes it."""
+        self._num_converted = 0
+        """The same of those converted; only the writer's thread changes it."""
         self.synced = 0
         """The largest sequence number that is on the disk."""
         self.is_off = False
@@ -111,16 +120,14 @@ class JournalWriter:
     # ---- from the queue to bytes
 
     def _gather(self) -> None:
-        """Convert the records of one commit."""
-        deadline = time.monotonic() + COMMIT_S
-        while True:
-            self.wake.clear()
-            for _ in unhurried(self._steps()):
-                pass
-            left = deadline - time.monotonic()
-            if self._is_full or not (self._buffers or self.queue) or left <= 0:
-                return
-            time.sleep(min(left, LOOK_S))
+        """Wait until a commit is due, and convert its records."""
+        self.wake.clear()
+        if self.queue:
+            self.full.clear()
+            if self.num_queued - self._num_converted < COMMIT_BYTES:
+                self.full.wait(COMMIT_S)
+        for _ in unhurried(self._steps()):
+            pass
 
     @property
     def _is_full(self) -> bool:
@@ -140,8 +147,9 @@ class JournalWriter:
                     yield from self._begin_segment(sequence, item)
                 case _:
                     yield from self._encode(sequence, item)
-                    if isinstance(item, Finished):
-                        self._finished.append(item.group.group_id)
+            if isinstance(item, Finished):
+                self._finished.append(item.group.group_id)
+                self._num_converted += estimated_bytes(item)
             del item  # an idle thread keeps no group alive
 
     def _encode(self, sequence: int, record: Record) -> Iterator[None]:

@@ -1,0 +1,1 @@
+"""The cost of the journal, for the disk, the event loop and the CPU."""
