@@ -62,7 +62,7 @@ class GroupWriter:
             "generated": group.num_generated,
         }
         self._columns.doubles(self._doubles)
-        text = self._text(header)
+        text = self._text(_without_defaults(header))  # without a null, ``dumps`` need not look for NaN
         self._start = _START.pack(group.group_id, len(text)) + text
 
     def buffers(self) -> list[Any]:
@@ -163,7 +163,7 @@ def decoded(body: memoryview) -> Finished:
             prompt=prompt,
             dispatched=_weights(*header["dispatched"]),
             samples=tuple(_scored(values, found, doubles) for values, found in parts),
-            num_generated=header["generated"],
+            num_generated=header.get("generated"),
         ),
     )
 

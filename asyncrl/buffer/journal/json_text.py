@@ -51,15 +51,17 @@ def storable(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _has_odd_number(value: Any) -> bool:
-    match value:
-        case float() | np.floating():
-            return not math.isfinite(value)
-        case np.ndarray():
-            return value.dtype.kind == "f" and not bool(np.isfinite(value).all())
-        case Mapping():
-            return any(map(_has_odd_number, value.values()))
-        case list() | tuple():
-            return any(map(_has_odd_number, value))
+    kind = type(value)
+    if kind is str or kind is int or value is None or kind is bool:
+        return False
+    if kind is list or kind is tuple:
+        return any(map(_has_odd_number, value))
+    if isinstance(value, Mapping):
+        return any(map(_has_odd_number, value.values()))
+    if isinstance(value, float | np.floating):
+        return not math.isfinite(value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind == "f" and not bool(np.isfinite(value).all())
     return is_dataclass(value) and any(_has_odd_number(getattr(value, each.name)) for each in fields(value))
 
 
