@@ -86,6 +86,12 @@ def _page(argv: Sequence[str]) -> int:
     return page(argv)
 
 
+def _journal(argv: Sequence[str]) -> int:
+    from asyncrl.journal.__main__ import main as journal
+
+    return journal(argv)
+
+
 def _convert(argv: Sequence[str]) -> int:
     from asyncrl.engines.megatron.weights import convert_flags
 
@@ -145,6 +151,7 @@ def _completion(argv: Sequence[str]) -> int:
 COMMANDS: Mapping[str, Command] = {
     "train": Command(summary="train a model; all flags are those of train_async.py", run=_train),
     "page": Command(summary="show runs in the browser, from their run directories", run=_page),
+    "journal": Command(summary="check the journal of a run, show its account, export its groups", run=_journal),
     "doctor": Command(summary="translate a launch script of slime's, and list what differs", run=_doctor),
     "convert": Command(summary="convert weights between Hugging Face and the formats of trainers", run=_convert),
     "simulate": Command(summary="compare schedules on a virtual clock, before renting GPUs", run=_simulate),

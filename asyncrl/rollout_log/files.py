@@ -93,7 +93,7 @@ class RolloutFiles:
         path = file_of(self._run_dir, batch.step)
         try:
             rows = list(unhurried(rows_of(batch, report, self._share)))
-            write_whole(path, lambda partial: _write_table(partial, rows))
+            write_whole(path, lambda partial: write_rows(partial, [rows]))
         except Exception as error:  # noqa: BLE001 (whatever fails here must not end the run)
             self._note_failure(path, error)
         else:
@@ -226,15 +226,17 @@ def schema() -> Any:
     return pa.schema([pa.field(name, kind, metadata={"comment": text}) for name, kind, text in columns])
 
 
-def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the file of a step.  Raises OSError or pyarrow's errors."""
+def write_rows(path: Path, parts: Iterable[Sequence[Mapping[str, Any]]]) -> None:
+    """Write rows of ``rows_of`` to a file, part by part.  Raises OSError or pyarrow's errors."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = [_column([row[field.name] for row in rows], field.type) for field in schema()]
-    table = pa.Table.from_arrays(columns, schema=schema())
+    options = {"compression": "zstd", "compression_level": 1, "use_dictionary": list(_REPEATED)}
     with path.open("wb") as file:
-        pq.write_table(table, file, compression="zstd", compression_level=1, use_dictionary=list(_REPEATED))
+        with pq.ParquetWriter(file, schema(), **options) as writer:
+            for rows in parts:
+                columns = [_column([row[field.name] for row in rows], field.type) for field in schema()]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema()))
         file.flush()
         os.fsync(file.fileno())
 

@@ -122,13 +122,13 @@ def test_a_disk_that_is_too_slow_costs_files_and_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     goes_on = threading.Event()
-    write = rollout_files._write_table  # noqa: SLF001
+    write = rollout_files.write_rows
 
     def slow(*arguments: Any) -> None:
         goes_on.wait(60.0)
         write(*arguments)
 
-    monkeypatch.setattr(rollout_files, "_write_table", slow)
+    monkeypatch.setattr(rollout_files, "write_rows", slow)
     files = RolloutFiles(tmp_path)
     for step in range(5):
         files.write(batch(step), trained())
@@ -141,13 +141,13 @@ def test_a_disk_that_is_too_slow_costs_files_and_no_memory(
 
 def test_no_reader_sees_a_file_in_the_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    write = rollout_files._write_table  # noqa: SLF001
+    write = rollout_files.write_rows
 
     def watched(path: Path, rows: Any) -> None:
         write(path, rows)
         seen.append([each.name for each in path.parent.glob("*.parquet")])
 
-    monkeypatch.setattr(rollout_files, "_write_table", watched)
+    monkeypatch.setattr(rollout_files, "write_rows", watched)
     written(tmp_path, batch(), trained())
     assert seen == [[]]
 

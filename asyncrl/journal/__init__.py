@@ -1,0 +1,1 @@
+"""The command ``asyncrl journal``: what the journal of a run has."""

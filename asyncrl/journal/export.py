@@ -1,0 +1,59 @@
+"""Finished groups as a Parquet file, with the columns of a run's files of samples."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from asyncrl.buffer.journal.frames import Frame, Kind
+from asyncrl.buffer.journal.groups import group_id_of
+from asyncrl.buffer.journal.reader import OpenSegment, opened
+from asyncrl.buffer.journal.records import Finished, Taken
+from asyncrl.rollout_log.files import rows_of, write_rows
+from asyncrl.rollout_log.whole_file import write_whole
+from asyncrl.types import Batch, GroupId, TrainReport
+
+_ROWS_AT_ONCE = 256
+"""Rows of a part of the file, so that a journal larger than the memory can be exported."""
+_NOT_TRAINED = TrainReport(
+    loss=0.0, grad_norm=0.0, clip_fraction=0.0, entropy=0.0, learning_rate=0.0, seconds=0.0, logprobs=()
+)
+
+
+def export(folder: Path, file: Path) -> int:
+    """Write the last content of each finished group and return their number.  Raises JournalDamaged, OSError.
+
+    ``step`` and ``lag`` are null in groups that no step took.  The file appears whole or not at all.
+    """
+    found = opened(folder)
+    contents = dict[GroupId, tuple[OpenSegment, Frame]]()
+    steps = dict[GroupId, int]()
+    for segment in found:
+        for frame in segment.frames():
+            if frame.kind is Kind.FINISHED:
+                contents[group_id_of(frame.body)] = segment, frame
+            elif frame.kind is Kind.TAKEN:
+                taken = segment.record(frame)
+                assert isinstance(taken, Taken), "the kind is known"
+                steps |= dict.fromkeys(taken.group_ids, taken.step)
+    write_whole(file, lambda partial: write_rows(partial, _parts(contents, steps)))
+    return len(contents)
+
+
+def _parts(
+    contents: dict[GroupId, tuple[OpenSegment, Frame]], steps: dict[GroupId, int]
+) -> Iterator[list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = []
+    for group_id, (segment, frame) in contents.items():
+        finished = segment.record(frame)
+        assert isinstance(finished, Finished), "the kind is known"
+        rows += _rows(finished, steps.get(group_id))
+        if len(rows) >= _ROWS_AT_ONCE:
+            yield rows
+            rows = []
+    yield rows
+
+
+def _rows(finished: Finished, step: int | None) -> Iterator[dict[str, Any]]:
+    batch = Batch(step=step or 0, groups=(finished.group,))
+    for row in rows_of(batch, _NOT_TRAINED):
+        yield row if step is not None else row | {"step": None, "lag": None}

@@ -1,0 +1,167 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from asyncrl.buffer.journal import (
+    Admitted,
+    Filtered,
+    Left,
+    Record,
+    Snapshot,
+    Taken,
+    Trained,
+    Wasted,
+)
+from asyncrl.buffer.journal.segments import segment_of
+from asyncrl.journal.__main__ import main
+from asyncrl.types import GroupId, JsonValue
+from tests.unit.buffer.journal.disks import write
+from tests.unit.buffer.journal.made import finished, place
+
+STATE: dict[str, JsonValue] = {
+    "groups": {"admitted": 12, "trained": 10, "filtered": 2, "stale": 0, "failed": 0},
+    "tokens": {"trained": 900, "masked": 100, "filtered": 50, "stale": 7, "failed": 0},
+}
+
+
+def admitted(group_id: int) -> Admitted:
+    return Admitted(group_id=GroupId(group_id), place=place(group_id), prompts_taken=group_id, last_taken=None)
+
+
+RECORDS: tuple[Record, ...] = (
+    Snapshot(step=5, state=STATE, held=()),
+    *map(admitted, range(8)),
+    *(finished(each, tokens=10) for each in range(5)),
+    finished(4, tokens=20),
+    Taken(step=5, group_ids=(GroupId(0), GroupId(1))),
+    Trained(step=5, is_skipped=False),
+    Taken(step=6, group_ids=(GroupId(2),)),
+    Trained(step=6, is_skipped=True),
+    Snapshot(step=7, state=STATE, held=()),
+    Filtered(group_id=GroupId(5), reason="all right", num_tokens=11, num_observed=0),
+    Left(group_id=GroupId(6), outcome="stale", num_tokens=13, returns_prompt=True),
+    Wasted(num_tokens=3),
+)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    write(tmp_path / "journal", RECORDS)
+    return tmp_path
+
+
+def test_segments_are_listed_with_the_counts_of_their_records(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_dir)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "segment-000001.journal  0.0 MB  run 1, snapshot of step 5: 1 snapshot, 8 admitted, 6 fin"
+    )
+    assert lines[1].startswith(
+        "segment-000002.journal  0.0 MB  run 1, snapshot of step 7: 1 snapshot, 1 filtered, 1 left"
+    )
+    assert lines[2].startswith(
+        "2 segments  0.0 MB: 2 snapshot, 8 admitted, 6 finished, 1 filtered, 1 left, 1 wasted, 2 t"
+    )
+    assert lines[3] == "every checksum is right"
+    assert main([str(run_dir / "journal")]) == 0
+
+
+def test_damage_is_one_line_with_file_and_byte(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = segment_of(run_dir / "journal", 1).path
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    for words in ([], ["--account", "6"], ["--export", str(run_dir / "a.parquet")]):
+        assert main([str(run_dir), *words]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {path}, byte ")
+    assert not (run_dir / "a.parquet").exists()
+
+
+def test_a_folder_without_a_journal_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        assert main([str(folder)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {folder} has no journal")
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    return {line[:11].strip(): line[11:].split() for line in text.splitlines()[2:10]}
+
+
+def test_the_account_at_a_step_has_the_groups_and_tokens_until_then(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_dir), "--account", "6"]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == "after 6 steps, 1 of them taken since the snapshot of step 5"
+    found = rows(text)
+    assert found["trained"] == ["10", "2", "1,000", "40"]
+    assert found["buffered"] == ["-", "3", "-", "80"]
+    assert found["in flight"] == ["-", "3", "-", "-"]
+    assert found["admitted"] == ["12", "8", "-", "-"]
+
+
+def test_the_account_at_the_end_begins_with_the_last_snapshot(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_dir), "--account"]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == "after 7 steps, 0 of them taken since the snapshot of step 7"
+    found = rows(text)
+    assert found["filtered"] == ["2", "1", "50", "11"]
+    assert found["stale"] == ["0", "1", "7", "16"]
+    assert text.splitlines()[-1] == "5 tokens delivered in all, 3 of them late since the snapshot"
+
+
+def test_a_skipped_step_counts_as_failed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    segment_of(run_dir / "journal", 2).path.unlink()
+    assert main([str(run_dir), "--account"]) == 0
+    assert rows(capsys.readouterr().out)["failed"] == ["0", "1", "0", "20"]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"), [("3", "has no snapshot of step 3 or before"), ("9", "ends after step 7, before step 9")]
+)
+def test_a_step_that_the_journal_does_not_have_is_one_line(
+    step: str, text: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_dir), "--account", step]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
+
+
+def test_a_journal_without_a_snapshot_has_no_account(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, [Wasted(num_tokens=1)])
+    assert main([str(tmp_path), "--account"]) == 2
+    assert capsys.readouterr().err == "error: the journal has no snapshot\n"
+
+
+def test_finished_groups_are_exported_with_the_step_that_took_them(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run_dir / "groups.parquet"
+    assert main([str(run_dir), "--export", str(file)]) == 0
+    assert capsys.readouterr().out == f"5 groups in {file}\n"
+    found = pq.read_table(file).to_pylist()
+    assert [(row["group_id"], row["step"], len(row["tokens"])) for row in found] == [
+        *((group_id, 5, 10) for group_id in (0, 0, 1, 1)),
+        *((2, 6, 10),) * 2,
+        *((3, None, 10),) * 2,
+        *((4, None, 20),) * 2,
+    ]
+    assert found[0]["lag"] == 5
+    assert found[-1]["lag"] is None
+    assert found[0]["reward"] == 1.0
+
+
+def test_an_account_counts_the_last_content_of_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = RECORDS[0]
+    assert isinstance(first, Snapshot)
+    write(tmp_path, [replace(first, state={}), finished(0, tokens=1), finished(0, tokens=2)])
+    assert main([str(tmp_path), "--account"]) == 0
+    assert rows(capsys.readouterr().out)["buffered"] == ["-", "1", "-", "4"]
