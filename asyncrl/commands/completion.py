@@ -8,6 +8,7 @@ from asyncrl.commands.main import COMMANDS, benchmarks
 from asyncrl.config.command_line import parser
 from asyncrl.doctor.__main__ import parser as doctor_parser
 from asyncrl.engines.megatron.weights.convert_flags import parser as convert_parser
+from asyncrl.journal.__main__ import parser as journal_parser
 
 
 def script(shell: str) -> str:
@@ -19,7 +20,7 @@ def script(shell: str) -> str:
 def _whole() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="asyncrl")
     commands = root.add_subparsers()
-    own = {"train": parser(), "doctor": doctor_parser(), "convert": convert_parser("", ())}
+    own = {"train": parser(), "journal": journal_parser(), "doctor": doctor_parser(), "convert": convert_parser("", ())}
     for name, command in COMMANDS.items():
         parents = [own[name]] if name in own else []
         sub = commands.add_parser(name, parents=parents, help=command.summary, add_help=not parents)

@@ -25,6 +25,8 @@ from asyncrl.types import (
 )
 
 _START = struct.Struct("<QI")
+_JOINED_BYTES = 1 << 20
+"""Bytes of a group up to which its columns are copied into one piece."""
 _USER_VALUES = {"metadata", "reward_parts"}
 
 type NoteFn = Callable[[list[str]], None]
@@ -66,8 +68,9 @@ class GroupWriter:
         self._start = _START.pack(group.group_id, len(text)) + text
 
     def buffers(self) -> list[Any]:
-        """Return the bytes, in pieces."""
-        return [self._start, *self._columns.buffers]
+        """Return the bytes, in few pieces: each costs the checksum and the write some microseconds."""
+        pieces = [self._start, *self._columns.buffers]
+        return [b"".join(pieces)] if self._columns.num_bytes < _JOINED_BYTES else pieces
 
     def _text(self, header: dict[str, Any]) -> bytes:
         try:

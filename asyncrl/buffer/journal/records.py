@@ -91,7 +91,7 @@ class LeftOut:
 
     place: PromptPlace
     prompts_taken: int | None = None
-    """As in ``Admitted``; None: not told."""
+    """See ``Admitted``; None: not told."""
     last_taken: tuple[int, int] | None = None
 
 

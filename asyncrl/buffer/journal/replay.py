@@ -220,7 +220,7 @@ class Replay:
             self._prompts_taken, self._last_taken = record.prompts_taken, record.last_taken
 
     def _start(self, place: PromptPlace) -> None:
-        """Note a prompt that was taken from those that had been returned, or from the source."""
+        """Note a prompt that was taken from the prompts that had been returned, or from the source."""
         for number, returned in enumerate(self._returned):
             if (returned.epoch, returned.row) == (place.epoch, place.row):
                 del self._returned[number]

@@ -14,6 +14,7 @@ from asyncrl.commands.main import COMMANDS
 from asyncrl.config import Program, load_run
 from asyncrl.config.command_line import read_flags
 from asyncrl.doctor.__main__ import parser as doctor_parser
+from asyncrl.journal.__main__ import parser as journal_parser
 from asyncrl.engines.megatron.weights.convert_flags import parser as convert_parser
 from asyncrl.errors import ConfigError
 from tests.unit.website.blocks import ROOT
@@ -158,6 +159,8 @@ def _asyncrl_problems(words: Sequence[str], files: Files) -> list[str]:
         return _parse_problems(convert_parser("", rest), rest)
     if name == "doctor":
         return _parse_problems(doctor_parser(), rest)
+    if name == "journal":
+        return _parse_problems(journal_parser(), rest)
     return [] if name in COMMANDS or name == "--help" else [f"asyncrl {name}: no such command"]
 
 

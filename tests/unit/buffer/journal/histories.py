@@ -267,7 +267,7 @@ def expected(entries: Sequence[Entry], step: int) -> Recovered | None:
 
 
 def prompts(snapshot: Snapshot, after: Sequence[Record]) -> tuple[list[PromptPlace], list[PromptPlace]]:
-    """Return the prompts that wait after their return, and those that started without one."""
+    """Return the prompts that wait after their return, and prompts that started without one."""
     places = {each.group_id: each.place for each in snapshot.held}
     events: list[tuple[str, PromptPlace]] = []
     for each in after:
