@@ -11,8 +11,8 @@ from asyncrl.config.command_line import FIRST, LAST_COUNTS
 from asyncrl.config.eval_file import KEYS
 from asyncrl.config.knobs import ALIASES, AREAS, Knob, knobs
 from asyncrl.doctor.__main__ import parser as doctor_parser
-from asyncrl.journal.__main__ import parser as journal_parser
 from asyncrl.engines.megatron.weights.convert_flags import parser as convert_parser
+from asyncrl.journal.__main__ import parser as journal_parser
 from asyncrl.metrics.names import METRICS, Metric
 from asyncrl.rollout_log.files import schema
 
@@ -131,7 +131,7 @@ This page is for people who write or read files of a run with programs of their 
 | sets of held-out prompts | YAML or TOML | [below](#sets-of-held-out-prompts) |
 | `metrics.jsonl` | one JSON object per step, with the [metrics](metrics.md) as keys | [metrics](../metrics.md) |
 | `rollouts/step-NUMBER.parquet` | Parquet, one row per sample | [below](#columns-of-rollouts) |
-| `journal/segment-NUMBER.journal` | checksummed records, JSON and raw columns | [the journal](../journal.md#the-format) |
+| `journal/segment-NUMBER.journal` | records in JSON and raw columns | [the journal](../journal.md#the-format) |
 | `timeline.json` | Trace Event Format, for Perfetto | [the run directory](../running.md#the-run-directory) |
 | `quarantine.jsonl` | one JSON object per failure | [rows that keep failing](../data.md#rows-that-keep-failing) |
 | checkpoints | Megatron's `torch_dist`, with a JSON file for the run | [checkpoints](../checkpoints.md#files) |
@@ -154,7 +154,11 @@ _EVAL_KEYS = """## Sets of held-out prompts
 
 def commands_page() -> str:
     """Return the page of all commands, with the help of those other than runs."""
-    parsers = {"journal": journal_parser(), "doctor": doctor_parser(), "convert": convert_parser("Convert weights between formats.", ())}
+    parsers = {
+        "journal": journal_parser(),
+        "doctor": doctor_parser(),
+        "convert": convert_parser("Convert weights between formats.", ()),
+    }
     lines = [_COMMANDS, *_fenced(usage())]
     for name, parser in parsers.items():
         parser.prog = f"asyncrl {name}"

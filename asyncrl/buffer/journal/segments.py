@@ -66,7 +66,8 @@ class SegmentFile:
         self._descriptor = disk.create(segment.path)
         try:
             self.commit([header.packed()])
-            self._sync_folder(segment.path.parent)
+            for folder in (segment.path.parent, segment.path.parent.parent):  # the folder may be new as well
+                self._sync_folder(folder)
         except BaseException:
             os.close(self._descriptor)
             raise

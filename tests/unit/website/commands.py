@@ -14,9 +14,9 @@ from asyncrl.commands.main import COMMANDS
 from asyncrl.config import Program, load_run
 from asyncrl.config.command_line import read_flags
 from asyncrl.doctor.__main__ import parser as doctor_parser
-from asyncrl.journal.__main__ import parser as journal_parser
 from asyncrl.engines.megatron.weights.convert_flags import parser as convert_parser
 from asyncrl.errors import ConfigError
+from asyncrl.journal.__main__ import parser as journal_parser
 from tests.unit.website.blocks import ROOT
 from tests.unit.website.names import defined_names, is_defined
 

@@ -1,5 +1,7 @@
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -15,6 +17,7 @@ from asyncrl.buffer.journal.writer import COMMIT_BYTES, IDLE_S
 from tests.unit.buffer.journal.disks import BrokenDisk, CountingDisk, FullDisk, StalledDisk, write
 from tests.unit.buffer.journal.made import bits, finished, held
 
+ROOT = Path(__file__).parents[4]
 SHORT_S = 0.2
 """Seconds in the place of STALL_S."""
 SNAPSHOT = Snapshot(step=0, state={}, held=())
@@ -115,6 +118,36 @@ def test_another_journal_continues_in_a_segment_of_its_own(tmp_path: Path) -> No
 def test_only_the_user_can_read_a_segment(tmp_path: Path) -> None:
     write(tmp_path, [Wasted(num_tokens=1)])
     assert segments(tmp_path)[0].path.stat().st_mode & 0o777 == 0o600
+
+
+WRITES = """
+import asyncio, sys
+from pathlib import Path
+from asyncrl.buffer.journal import Journal
+from tests.unit.buffer.journal.made import finished
+
+async def main():
+    journal = Journal(Path(sys.argv[1]), 1, delivered=lambda: 5)
+    for number in range(10_000):
+        await journal.durable(journal.append(finished(number)))
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_process_loses_nothing_that_was_confirmed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITES, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == 5:
+                process.kill()
+        process.wait()
+    left = [bits(record) for record in records(tmp_path)]
+    assert len(left) >= 6
+    assert left == [bits(finished(number)) for number in range(len(left))]
 
 
 # ---- failures of the disk
