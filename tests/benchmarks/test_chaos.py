@@ -29,13 +29,13 @@ from benchmarks.lost_engine.__main__ import GROUP_FATES, TOKEN_FATES
 BATCH = 4
 
 
-def row(step: int, *, stale: int = 0) -> dict[str, Any]:
+def row(step: int, *, stale: int = 0, lost: int = 0) -> dict[str, Any]:
     """A row of metrics that adds up."""
     done = step + 1
     return (
         {f"tokens/{fate}": 0 for fate in TOKEN_FATES}
         | {f"groups/{fate}": 0 for fate in GROUP_FATES}
-        | {"step": step, "tokens/trained": 100 * done, "tokens/stale": stale, "tokens/held": 30}
+        | {"step": step, "tokens/trained": 100 * done, "tokens/stale": stale, "tokens/held": 30, "tokens/lost": lost}
         | {"tokens/generated": 100 * done + stale + 30, "groups/trained": BATCH * done, "groups/in_flight": 2}
         | {"groups/admitted": BATCH * done + 2}
     )
@@ -72,11 +72,20 @@ def test_a_run_without_a_fault_has_lost_nothing() -> None:
     assert (lost, found.is_balanced, end) == ((0, 0, 0, 0), True, TO_THE_END)
 
 
-def test_steps_behind_the_checkpoint_are_lost_tokens_and_no_prompt_counts_twice() -> None:
+def test_tokens_in_flight_are_lost_and_no_prompt_of_a_repeated_step_counts_twice() -> None:
     killed = attempt(range(6), -9, is_signalled=True)
-    found, end = judged(killed, attempt(range(4, 8)))
-    assert found.tokens_lost == 200, "of steps 4 and 5"
+    found, end = judged(killed, attempt(range(4, 8), rows=tuple(row(step, lost=30) for step in range(4, 8))))
+    assert found.tokens_lost == 30
     assert (found.prompts_lost, found.prompts_twice, end) == (0, 0, TO_THE_END)
+
+
+def test_a_step_that_is_repeated_with_other_prompts_is_found() -> None:
+    killed = attempt(range(6), -9, is_signalled=True)
+    again = attempt(range(4, 8))
+    others = attempt(range(4, 8), trained={**again.trained, 4: again.trained[5], 5: again.trained[4]})
+    assert judged(killed, others)[1] == "BROKEN: 2 steps trained again with other prompts"
+    unseen = attempt(range(6), -9, is_signalled=True, rows=tuple(map(row, range(4))))
+    assert judged(unseen, others)[1] == TO_THE_END
 
 
 def test_a_step_that_only_the_hook_saw_counts_if_the_checkpoint_has_it() -> None:
