@@ -7,7 +7,13 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +28,7 @@ from asyncrl.app.eval_function import running_eval_function
 from asyncrl.app.evaluation import held_out_sets
 from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.app.pipeline_settings import budgets, limits, policy, sampling
+from asyncrl.app.resuming.recovery import journal_of
 from asyncrl.app.rewards import reward_settings
 from asyncrl.config import RunConfig
 from asyncrl.config.areas.output import file_of_step
@@ -124,7 +131,7 @@ async def run_training(
     ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
         parts = _parts(checked, running, rewards, timeline, serving, episodes, lease, quarantine, early_end)
-        async with _failing_well(running, health):
+        async with _failing_well(running, health), _journal(checked, lease, parts.scheduler):
             with ending, plainly(), blocked_time(parts.loop_lag.blocked_s):
                 async with asyncio.TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts, health)
@@ -138,6 +145,15 @@ async def run_training(
                         await logs.finish()
                     _cancel((*watching, *holding))
         phase("stopping")
+
+
+def _journal(checked: Checked, lease: SaveLease | None, scheduler: Scheduler) -> AbstractAsyncContextManager[None]:
+    """Return the context in which the run writes its journal, if it has one."""
+    notes, load = checked.start.journal_notes, checked.run.checkpoint.load
+    if lease is None or notes is None:
+        return nullcontext()
+    continues = load is not None and load.resolve() == lease.claim.root.resolve()
+    return journal_of(scheduler, lease.claim, notes, has_groups=continues)
 
 
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -435,6 +451,7 @@ def _scheduler(
         timeline=timeline,
         before=start.before,
         again=start.again,
+        restored=start.restored,
         observers=observers,
         quarantine=quarantine,
     )

@@ -14,7 +14,7 @@ from typing import Any
 from asyncrl.app.episodes import check_episodes, load_episodes
 from asyncrl.app.eval_function import load_eval_function
 from asyncrl.app.evaluation import CheckedSet, check_eval_lengths, check_eval_rewards, checked_sets
-from asyncrl.app.resume import ResumablePrompts, Start, find_start
+from asyncrl.app.resuming.resume import ResumablePrompts, Start, find_start
 from asyncrl.app.rewards import build_reward, check_rows
 from asyncrl.app.trackers import check_trackers
 from asyncrl.app.user_code import UserCode

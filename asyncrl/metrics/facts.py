@@ -28,6 +28,8 @@ class TokenCounts:
     them."""
     trained_copies: int = 0
     """Tokens of turns that are in the loss a second time, which only trajectories of user code have.  In no sum."""
+    lost: int = 0
+    """Tokens of groups in flight when a run was killed that this one recovers; at least.  In no sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("tokens/failed", "token", "in a group that failed, so far"),
     Metric("tokens/held", "token", "in groups in flight, buffered or being trained, now"),
     Metric("tokens/observed", "token", "of observations in groups that were scored and then left, so far; in no sum"),
+    Metric(
+        "tokens/lost", "token", "of groups in flight when a run was killed that this one recovers, so far; in no sum"
+    ),
     Metric("tokens/trained_copies", "token", "trained again in another sample of the same episode, so far; in no sum"),
     Metric("groups/admitted", "group", "admitted so far: the sum of the next eight numbers"),
     Metric("groups/trained", "group", "trained on so far"),

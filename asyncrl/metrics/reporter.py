@@ -163,6 +163,7 @@ def _tokens(counts: TokenCounts) -> dict[str, float | int]:
         "tokens/stale": counts.stale,
         "tokens/failed": counts.failed,
         "tokens/held": counts.held,
+        "tokens/lost": counts.lost,
     }
 
 

@@ -1,6 +1,7 @@
 """The checkpoints of a run: a failed one is a warning, several in a row end the run, and so does a failed last one."""
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 from asyncrl.errors import CheckpointFailed
@@ -17,8 +18,18 @@ class Checkpoints:
     ``must_succeed``.
     """
 
-    def __init__(self, checkpointer: Checkpointer, max_failed: int, first_step: int) -> None:
-        """``first_step`` is that of the checkpoint which the run started from."""
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        max_failed: int,
+        first_step: int,
+        on_complete: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """``first_step`` is that of the checkpoint which the run started from.
+
+        ``on_complete`` is called with the step of each checkpoint once it is complete.
+        """
+        self._on_complete = on_complete
         self._checkpointer = checkpointer
         self._max_failed = max_failed
         self._failed = 0
@@ -62,7 +73,8 @@ class Checkpoints:
                 raise
             self._note(error)
         else:
-            self._step, self._failed = None, 0
+            step, self._step, self._failed = self._step, None, 0
+            self._on_complete(step)
 
     def _note(self, error: CheckpointFailed) -> None:
         step, self._step = self._step, None

@@ -12,7 +12,7 @@ waits for     a batch; the trainer; after training, the previous weight update, 
 unblocked by  the scheduler, the trainer, the engines; each wait has its own deadline
 on cancel     the scheduler's and the evaluation's requests are aborted
 asked to end  a checkpoint of the steps so far is written instead of waiting for the next batch
-on crash      the training since the last checkpoint is lost
+on crash      the training since the last checkpoint is repeated, with the same batches if there is a journal
 
 With time-shared GPUs nothing else runs during training:
 
@@ -207,12 +207,14 @@ class _Run:
             timeline=parts.timeline,
             trained=plan.first_step,
             aborts=plan.abort_for_updates,
-            look_again=parts.scheduler.look_again,
+            on_published=parts.scheduler.note_weights,
         )
         self._checkpoints = (
             None
             if parts.checkpointer is None
-            else Checkpoints(parts.checkpointer, plan.max_failed_saves, plan.first_step)
+            else Checkpoints(
+                parts.checkpointer, plan.max_failed_saves, plan.first_step, on_complete=parts.scheduler.checkpointed
+            )
         )
         self._reporting: asyncio.Task[None] | None = None
         """The task that reports the last step once its weight update has ended."""
@@ -393,9 +395,9 @@ class _Run:
     async def _state(self, step: int) -> RunState:
         """Return the state of the run after ``step``, with that of a user's data source at the same moment."""
         if self._parts.source is None:
-            return self._parts.scheduler.state()
+            return self._parts.scheduler.begin_checkpoint()
         async with self._parts.source.saved(step + 1) as source:
-            return self._parts.scheduler.state(source)
+            return self._parts.scheduler.begin_checkpoint(source)
 
     async def _checkpoint(self, state: RunState, *, must_succeed: bool = False) -> float:
         """Start a checkpoint and return the seconds that training waited.  Engines keep generating.
@@ -406,6 +408,7 @@ class _Run:
             raise AssertionError("there is no checkpointer")
         start, is_last = loop_time(), state.step == self._plan.num_steps
         must_succeed, self._saved_s = must_succeed or is_last, start
+        await self._parts.scheduler.recorded()  # a checkpoint without its place in the journal would lose groups
         try:
             async with self._weight_updates.trainer_lock:
                 await self._checkpoints.begin(state, must_succeed=must_succeed)

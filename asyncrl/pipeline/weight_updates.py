@@ -38,12 +38,12 @@ class WeightUpdates:
         timeline: Timeline,
         trained: int,
         aborts: bool,
-        look_again: Callable[[], None],
+        on_published: Callable[[], None],
     ) -> None:
         """Prepare the updates of a run whose trainer has done ``trained`` steps.
 
-        ``aborts``: abort every request before an update and send it again afterwards.  ``look_again`` is called
-        whenever the engines serve newer weights.
+        ``aborts``: abort every request before an update and send it again afterwards.  ``on_published`` is
+        called whenever the engines serve newer weights.
         """
         self._updater = updater
         self._engine = engine
@@ -51,7 +51,7 @@ class WeightUpdates:
         self._gpu_sharing = gpu_sharing
         self._timeline = timeline
         self._aborts = aborts
-        self._look_again = look_again
+        self._on_published = on_published
         self._version = serving.now.version
         self._snapshot_step = trained
         """Training step of the last snapshot."""
@@ -127,7 +127,7 @@ class WeightUpdates:
             await self._gpu_sharing.acquire_for_generation()
         self._serving.set(weights)
         self._engine.continue_generation()
-        self._look_again()
+        self._on_published()
         name = f"update to version {weights.version}"
         self._timeline.span("engines", name, start, loop_time(), bytes=update.num_bytes)
         logger.info("version %d published in %.3f s", weights.version, update.total_s)

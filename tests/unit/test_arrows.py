@@ -27,6 +27,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": CONFIG | {"errors", "daemon_threads", "app", "app.ending", "rollout_log"},
     "app.debugging": LEAVES | {"metrics", "rollout_log"},
     "app.ending": LEAVES | {"engines.cluster"},
+    "app.resuming": CONFIG
+    | LEAVES
+    | {
+        "buffer.journal",
+        "data.streaming",
+        "engines.megatron.checkpoint",
+        "hooks",
+        "metrics",
+        "models",
+        "pipeline.scheduling",
+    },
     "token_columns": set(),
     "types": {"token_columns"},
     "errors": set(),
@@ -94,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models.families": set(),
     "pipeline": LEAVES | {"held_out", "metrics", "pipeline.sampling", "pipeline.scheduling"},
     "pipeline.sampling": LEAVES | {"metrics"},
-    "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
+    "pipeline.scheduling": LEAVES | {"buffer", "buffer.journal", "metrics", "pipeline.sampling"},
     "rollout_log": LEAVES,
     "rollouts": LEAVES | {"rewards"},
     "rollouts.gateway": LEAVES | {"data", "rollouts"},

@@ -143,10 +143,15 @@ def _ids(values: list[int]) -> tuple[GroupId, ...]:
     return tuple(map(GroupId, values))
 
 
+def _batches(values: list[Mapping[str, Any]]) -> tuple[Taken, ...]:
+    return tuple(Taken(step=each["step"], group_ids=_ids(each["group_ids"])) for each in values)
+
+
 _CHANGES: Mapping[str, Callable[[Any], Any]] = {
     "place": _place,
     "held": _held,
     "last_taken": _pair,
     "group_ids": _ids,
+    "pending": _batches,
 }
 """Fields that JSON has in another form."""

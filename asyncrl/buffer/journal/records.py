@@ -42,6 +42,8 @@ class Snapshot:
     state: Mapping[str, JsonValue]
     """The accounts of the scheduler, of which the journal knows nothing."""
     held: tuple[HeldGroup, ...]
+    pending: "tuple[Taken, ...]" = ()
+    """Batches that a recovery has recorded and not trained again; their groups are held and buffered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

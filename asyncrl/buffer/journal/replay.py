@@ -159,6 +159,8 @@ class Replay:
                 self.in_flight[held.group_id] = Admitted(
                     group_id=held.group_id, place=held.place, prompts_taken=0, last_taken=None
                 )
+        for taken in snapshot.pending:
+            self.batches[taken.step] = {group_id: self.buffered.pop(group_id) for group_id in taken.group_ids}
 
     def apply(self, segment: OpenSegment, frame: Frame) -> None:
         """Apply the next record.  Raises JournalDamaged."""

@@ -24,6 +24,11 @@ class CheckpointConfig:
         "Time between checkpoints, in minutes: one follows the training step in which it has passed. May be combined "
         "with --save-interval.",
     ] = None
+    journal: Annotated[
+        bool,
+        "Record finished groups and taken batches in SAVE/journal, so that --load recovers them after a kill. Without "
+        "effect unless --save is given, and with a data source of user code.",
+    ] = True
     async_save: Annotated[
         bool, "Continue training while a checkpoint is written; training waits only for the copy in host memory."
     ] = True

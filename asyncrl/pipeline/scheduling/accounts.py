@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.metrics.length_bias import LengthBias, LengthStats
 from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight
-from asyncrl.pipeline.scheduling.ledger import GroupOutcome, Ledger, check_balance
+from asyncrl.pipeline.scheduling.ledger import GroupOutcome, Ledger, State, check_balance
+from asyncrl.pipeline.scheduling.recorder import Recorder
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.plain_text import one_line
 from asyncrl.types import Batch, GroupId, Sample, ScoredGroup
@@ -28,8 +29,12 @@ _LONGEST_REASON = 100
 class Accounts:
     """The ledger, the answer lengths and the filters' reasons of one run."""
 
-    def __init__(self, group_size: int, before: RunState | None = None) -> None:
-        """Continue the accounts of ``before``, the state of the resumed run; lengths start from zero."""
+    def __init__(self, group_size: int, before: RunState | None = None, recorder: Recorder | None = None) -> None:
+        """Continue the accounts of ``before``, the state of the resumed run; lengths start from zero.
+
+        ``recorder`` gets the groups that leave untrained.
+        """
+        self._recorder = recorder or Recorder()
         self._ledger = Ledger(before.tokens, before.groups) if before else Ledger()
         self._lengths = LengthBias(group_size)
         self._reasons: Counter[str] = Counter()
@@ -46,6 +51,10 @@ class Accounts:
         """Record a prompt in quarantine, which starts no group."""
         self._ledger.leave_out()
 
+    def restore(self, group_id: GroupId, state: State) -> None:
+        """Record a group of the resumed run, which ``before`` counts as admitted."""
+        self._ledger.restore(group_id, state)
+
     def interrupt(self, group_id: GroupId) -> None:
         """Record an interrupted group, which keeps its tokens."""
         self._ledger.interrupt(group_id)
@@ -58,6 +67,7 @@ class Accounts:
         """Count delivered tokens; tokens of a group that is gone count as stale.  Returns whether it is there."""
         if group.is_gone:
             self._ledger.waste(num_tokens)
+            self._recorder.wasted(num_tokens)
         else:
             self._ledger.generate(num_tokens)
         return not group.is_gone
@@ -69,10 +79,16 @@ class Accounts:
     def leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:
         """Record an unscored group that will not be trained."""
         self._ledger.drop(group.group_id, outcome, group.num_tokens)
+        self._recorder.left(group.group_id, outcome, group.num_tokens)
         for length in group.cut_lengths():
             self._lengths.cut(length)
         for sample in group.samples.values():
             self._lengths.dropped(sample.num_generated)
+
+    def give_up(self, group_id: GroupId) -> None:
+        """Record a group of a killed run that no step is left to train."""
+        self._ledger.drop(group_id, GroupOutcome.STALE, 0)
+        self._recorder.left(group_id, GroupOutcome.STALE, 0)
 
     # ---- scored groups
 
@@ -82,6 +98,7 @@ class Accounts:
 
     def reject(self, group: ScoredGroup, reason: str) -> None:
         """Record a group that the filter dropped."""
+        self._recorder.filtered(group, reason)
         self._count(reason)
         self._drop(group, GroupOutcome.FILTERED, self._lengths.filtered)
 
@@ -90,11 +107,13 @@ class Accounts:
 
         The filter had kept it, so its answers count as dropped, not as filtered.
         """
+        self._recorder.filtered(group, reason)
         self._count(reason)
         self._drop(group, GroupOutcome.FILTERED, self._lengths.dropped)
 
     def expire(self, group: ScoredGroup) -> None:
         """Record a scored group that is too old to be trained."""
+        self._recorder.left(group.group_id, GroupOutcome.STALE, group.num_tokens)
         self._drop(group, GroupOutcome.STALE, self._lengths.dropped)
 
     def take(self, group_id: GroupId) -> None:
@@ -103,6 +122,7 @@ class Accounts:
 
     def train(self, batch: Batch, *, is_skipped: bool) -> None:
         """Record a batch, which ends a step.  The groups of one that was skipped have failed."""
+        self._recorder.trained(batch.step, is_skipped=is_skipped)
         for group in batch.groups:
             if is_skipped:
                 self._drop(group, GroupOutcome.FAILED, self._lengths.dropped)
@@ -119,6 +139,11 @@ class Accounts:
     def reasons(self) -> Mapping[str, int]:
         """Number of groups that filters dropped, by reason; at most MOST_REASONS and OTHER_REASONS."""
         return dict(self._reasons)
+
+    @property
+    def num_delivered(self) -> int:
+        """Tokens that engines have delivered."""
+        return self._ledger.num_generated
 
     def balance(self, held: int) -> tuple[TokenCounts, GroupCounts]:
         """Return the token and group counts; ``held`` is the number of tokens held now.

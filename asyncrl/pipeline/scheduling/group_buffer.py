@@ -79,6 +79,10 @@ class GroupBuffer:
         """Return the groups by id."""
         return {group_id: waiting.group for group_id, waiting in self._waiting.items()}
 
+    def waiting(self) -> list[tuple[Dispatch, ScoredGroup]]:
+        """Return the groups with their dispatches."""
+        return [(waiting.dispatch, waiting.group) for waiting in self._waiting.values()]
+
     def add(self, dispatch: Dispatch, group: ScoredGroup) -> None:
         """Add a group that was scored and kept."""
         self._accounts.buffer(group.group_id)

@@ -36,7 +36,10 @@ class Ledger:
     """The state of each outstanding group by id, and counts of groups and tokens."""
 
     def __init__(self, tokens: TokenCounts | None = None, groups: GroupCounts | None = None) -> None:
-        """Continue the accounts ``tokens`` and ``groups`` of the resumed run, in which nothing is held."""
+        """Continue the accounts ``tokens`` and ``groups`` of the resumed run, in which nothing is held.
+
+        With a journal, ``generated`` and ``admitted`` count the groups that ``restore`` adds, and no other column does.
+        """
         self._states: dict[GroupId, State] = {}
         self._groups: Counter[str] = Counter(asdict(groups) if groups else {})
         self._tokens: Counter[str] = Counter(asdict(tokens) if tokens else {})
@@ -48,6 +51,12 @@ class Ledger:
             raise AssertionError(f"group {group_id} was admitted twice")
         self._states[group_id] = State.IN_FLIGHT
         self._groups["admitted"] += 1
+
+    def restore(self, group_id: GroupId, state: State) -> None:
+        """Record a group of the resumed run, whose admission is counted already."""
+        if group_id in self._states:
+            raise AssertionError(f"group {group_id} was restored twice")
+        self._states[group_id] = state
 
     def leave_out(self) -> None:
         """Record a prompt that was taken and starts no group."""
@@ -102,6 +111,11 @@ class Ledger:
     def observe(self, num_tokens: int) -> None:
         """Count tokens of observations in a group that will not be trained."""
         self._tokens["observed"] += num_tokens
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that engines have delivered."""
+        return self._tokens["generated"]
 
     def groups(self) -> GroupCounts:
         """Return the group account."""

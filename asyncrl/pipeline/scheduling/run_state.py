@@ -1,7 +1,7 @@
 """The state of a run between two steps.  A checkpoint stores it besides the weights, so that another run can resume.
 
-Unfinished and buffered groups are not stored.  Their prompts are outstanding and start again, and their tokens count as
-stale.  Prompts are identified by epoch and row; those of a user's data source are stored whole.
+Unfinished and buffered groups are not stored.  Without a journal, their prompts are outstanding and start again, and
+their tokens count as stale.  Prompts are identified by epoch and row; those of a user's data source are stored whole.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
-from asyncrl.types import Prompt
+from asyncrl.types import Batch, GroupId, Prompt, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class RunState:
     """State of a user's data source: ``fetched`` prompts and the ``state`` that it gave; None without one."""
     last_taken: tuple[int, int] | None = None
     """Epoch and row of the prompt taken from the source last.  A stream of prompts continues behind it."""
+    mark: str = ""
+    """Random name of the checkpoint, by which its journal is recognized; empty before the first checkpoint."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the state as a dictionary of JSON values; tuples become lists when it is written."""
@@ -68,6 +70,23 @@ class RunState:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a state of a run: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The groups of a killed run that its journal kept, from the checkpoint of a RunState on."""
+
+    batches: tuple[Batch, ...] = ()
+    """Batches to train again, of consecutive steps from the checkpoint on."""
+    buffered: tuple[ScoredGroup, ...] = ()
+    """Groups that wait for a batch, oldest dispatch first."""
+    in_flight: tuple[tuple[GroupId, Prompt], ...] = ()
+    """Groups whose tokens are lost.  They start again with their ids, which seed the sampling of their answers."""
+
+    @property
+    def newest_step(self) -> int:
+        """The largest step of the weights under which a buffered group was dispatched; 0 without one."""
+        return max((group.dispatched.step for group in self.buffered), default=0)
 
 
 def _known(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,6 +123,7 @@ def without_unfinished(tokens: TokenCounts, groups: GroupCounts) -> tuple[TokenC
             failed=tokens.failed,
             observed=tokens.observed,
             trained_copies=tokens.trained_copies,
+            lost=tokens.lost,
         ),
         GroupCounts(
             admitted=groups.admitted,

@@ -5,16 +5,19 @@ produces      batches of scored groups, oldest dispatched first
 waits for     a prompt, admission (a batch taken, newer weights) and a free slot; a batch waits for its groups
 unblocked by  the source of prompts, a sample or group that ends, next_batch(), look_again()
 on cancel     every request in flight is aborted on its server
-on crash      groups in flight are lost
+on crash      groups in flight are lost; with a journal, scored groups are not
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+from uuid import uuid4
 
-from asyncrl.buffer import Dispatch, Outstanding
+from asyncrl.buffer import Dispatch, Outstanding, masked_before
+from asyncrl.buffer.journal import Journal
 from asyncrl.errors import AsyncRLError, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
@@ -30,10 +33,11 @@ from asyncrl.pipeline.scheduling.budgets import Budgets, Streaks
 from asyncrl.pipeline.scheduling.group_buffer import GroupBuffer, StalenessPolicy
 from asyncrl.pipeline.scheduling.group_generation import GROUP_FAILURES, GroupGeneration
 from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight, GroupsInFlight, oldest_in_words
-from asyncrl.pipeline.scheduling.ledger import GroupOutcome
+from asyncrl.pipeline.scheduling.ledger import GroupOutcome, State
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
 from asyncrl.pipeline.scheduling.quarantine import Quarantine
-from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
+from asyncrl.pipeline.scheduling.recorder import Held, Recorder
+from asyncrl.pipeline.scheduling.run_state import Restored, RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import AdmissionHold, GroupObserver, KeepFn, PickFn, PromptSource
 from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState
@@ -60,6 +64,7 @@ class Scheduler:
         hold: AdmissionHold | None = None,
         before: RunState | None = None,
         again: Sequence[Prompt] = (),
+        restored: Restored | None = None,
         observers: Sequence[GroupObserver] = (),
         quarantine: Quarantine | None = None,
     ) -> None:
@@ -67,9 +72,11 @@ class Scheduler:
 
         Without ``pick`` the oldest groups are trained first.  While ``hold`` has a reason, or the reward function of
         ``sampler`` does not reach its service, no new group starts.
-        ``before`` is the state of the run that this one resumes, ``again`` are its outstanding prompts.  ``observers``
-        see the groups that leave.  Rows in ``quarantine`` start no group.
+        ``before`` is the state of the run that this one resumes, ``again`` are its outstanding prompts, and
+        ``restored`` its groups, if it had a journal.  ``observers`` see the groups that leave.  Rows in ``quarantine``
+        start no group.
         """
+        restored = restored or Restored()
         self._serving = serving
         self._prompt_queue = PromptQueue(prompts, again, before)
         self._sampler = sampler
@@ -82,11 +89,17 @@ class Scheduler:
         self._hold = Holds([sampler.outage] if hold is None else [sampler.outage, hold])
         self._observers = tuple(observers)
         self._quarantine = quarantine or Quarantine()
-        self._accounts = Accounts(limits.group_size, before)
+        self._recorder = Recorder()
+        self._accounts = Accounts(limits.group_size, before, self._recorder)
         self._acceptance = Acceptance(before.verdicts if before else ())
         self._outstanding = Outstanding()
         self._in_flight = GroupsInFlight()
         self._parked: deque[GroupInFlight] = deque()
+        self._restarting = deque(restored.in_flight)
+        self._to_train_again = deque(restored.batches)
+        self._being_recorded = set[GroupId]()
+        self._starts_from = restored.newest_step
+        self._mark = before.mark if before else ""
         self._training: Batch | None = None
         self._batches_taken = before.step if before else 0
         self._next_id = before.next_id if before else 0
@@ -113,8 +126,38 @@ class Scheduler:
             mask_resumed=self._policy.mask_resumed,
             on_move=self._note_move,
         )
+        self._restore(restored)
         slots.notify(self.look_again)
         self._hold.notify(self.look_again)
+
+    def _restore(self, restored: Restored) -> None:
+        """Take over the groups that a journal kept.  Deadlines follow from the weights of their dispatch."""
+        for batch in restored.batches:
+            for group in batch.groups:
+                self._accounts.restore(group.group_id, State.BUFFERED)
+        for group in restored.buffered:
+            dispatch = self._dispatch(group.group_id, group.dispatched.step)
+            self._outstanding.start(dispatch)
+            self._accounts.restore(group.group_id, State.IN_FLIGHT)
+            self._buffer.add(dispatch, group)
+        for group_id, _ in restored.in_flight:
+            self._accounts.restore(group_id, State.PARTIAL)
+
+    async def begin_journal(self, journal: Journal, about: Mapping[str, Any], *, has_groups: bool) -> None:
+        """Record the state with which the run begins, and wait until it is on the disk; record every later event.
+
+        ``has_groups`` tells whether the journal continues that of the resumed run, and thus has its groups already.  A
+        recovery checks ``about``, notes as JSON values.
+        """
+        self._recorder.write_to(journal, about)
+        if not has_groups:
+            for batch in self._to_train_again:
+                unused = (Dispatch(order=0, deadline=batch.step, group_id=group.group_id) for group in batch.groups)
+                await self._recorder.finished(*zip(unused, batch.groups, strict=True))
+            await self._recorder.finished(*self._buffer.waiting())
+        state = self._record(replace(self.state(), mark=self._mark))
+        await self._recorder.written()
+        self.checkpointed(state.step)
 
     async def run(self) -> None:
         """Start groups as admission allows, until cancelled, or until a named error ends the groups.
@@ -143,18 +186,34 @@ class Scheduler:
 
         Groups that no later step can train in time are cancelled here, before the next weight update.  Raises Stalled
         if neither a token nor a group arrives for ``watchdog_timeout_s``, RewardOutage, or the error that ended
-        ``run``.
+        ``run``.  The batches of a killed run come first.
         """
+        if self._to_train_again:
+            return self._batch_to_train_again()
         chosen, self._ready = self._ready or await self._buffer.chosen(self._batches_taken), ()
         batch = Batch(step=self._batches_taken, groups=self._buffer.take(chosen))
+        self._recorder.taken(batch)
         self._training = batch
         self._batches_taken += 1
         self._let_go_of_the_doomed()
         self._moved.set()
         return batch
 
+    def _batch_to_train_again(self) -> Batch:
+        batch, first = self._to_train_again.popleft(), self._batches_taken - self._limits.max_staleness
+        batch = replace(batch, groups=tuple(masked_before(group, first) for group in batch.groups))
+        for group in batch.groups:
+            self._accounts.take(group.group_id)
+        logger.info("step %d: trains the batch of the journal, %d more follow", batch.step, len(self._to_train_again))
+        self._training = batch
+        self._batches_taken += 1
+        self._moved.set()
+        return batch
+
     async def batch_ready(self) -> None:
         """Wait until ``next_batch`` would return at once."""
+        if self._to_train_again:
+            return
         chosen = await self._buffer.chosen(self._batches_taken)
         if self._picks:
             self._ready = chosen  # a user function must not be called twice for one batch
@@ -173,13 +232,19 @@ class Scheduler:
         self._accounts.train(self._training, is_skipped=is_skipped)
         self._training = None
 
+    def note_weights(self) -> None:
+        """Record that the engines serve newer weights, and check admission again."""
+        self._recorder.published(self._serving.now)
+        self.look_again()
+
     def look_again(self) -> None:
         """Check admission again after a change outside the scheduler: newer weights, or a free slot."""
         self._moved.set()
 
     def gauges(self) -> Gauges:
         """Return the counts of groups, tokens and slots.  Raises AssertionError if an account does not balance."""
-        scored = (*self._buffer.groups().values(), *(self._training.groups if self._training else ()))
+        batches = (*([self._training] if self._training else ()), *self._to_train_again)
+        scored = (*self._buffer.groups().values(), *(group for batch in batches for group in batch.groups))
         held = sum(group.num_tokens for group in (*self._in_flight, *self._parked))
         tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
         return Gauges(
@@ -224,9 +289,7 @@ class Scheduler:
         """
         gauges = self.gauges()
         tokens, groups = without_unfinished(gauges.tokens, gauges.groups)
-        held: dict[GroupId, Prompt] = {group.group_id: group.prompt for group in (*self._in_flight, *self._parked)}
-        held |= {group_id: group.prompt for group_id, group in self._buffer.groups().items()}
-        prompts = (*(held[group_id] for group_id in sorted(held)), *self._prompt_queue.returned)
+        prompts = (*(prompt for _, prompt, _ in self._held()), *self._prompt_queue.returned)
         return RunState(
             step=self._batches_taken,
             version=self._serving.now.version,
@@ -244,6 +307,37 @@ class Scheduler:
             aborts=self._sampler.aborts,
         )
 
+    def begin_checkpoint(self, source: SourceState | None = None) -> RunState:
+        """Return ``state``, and record it: a recovery from a checkpoint with this state needs the records after it."""
+        return self._record(replace(self.state(source), mark=uuid4().hex))
+
+    def _record(self, state: RunState) -> RunState:
+        held = self.gauges()
+        self._recorder.snapshot(state, (held.tokens, held.groups), self._held(), self._to_train_again)
+        return state
+
+    async def recorded(self) -> None:
+        """Wait until the state of the last ``begin_checkpoint`` is on the disk."""
+        await self._recorder.written()
+
+    def checkpointed(self, step: int) -> None:
+        """Record that the checkpoint of ``step`` is complete."""
+        self._recorder.checkpointed(step)
+
+    @property
+    def num_delivered(self) -> int:
+        """Tokens that engines have delivered over the whole run."""
+        return self._accounts.num_delivered
+
+    def _held(self) -> list[Held]:
+        """Return the groups that are neither trained nor dropped, without a batch in training, in order of their id."""
+        waits = self._being_recorded  # the record comes before that of this state, so a recovery has the group
+        found = [(group.group_id, group.prompt, group.group_id in waits) for group in (*self._in_flight, *self._parked)]
+        found += [(group_id, prompt, False) for group_id, prompt in self._restarting]
+        waiting = (group for batch in self._to_train_again for group in batch.groups)
+        found += [(group.group_id, group.prompt, True) for group in (*self._buffer.groups().values(), *waiting)]
+        return sorted(found, key=lambda each: each[0])
+
     # ---- admission
 
     async def _admission(self) -> None:
@@ -253,11 +347,13 @@ class Scheduler:
                 self._moved.clear()
                 await self._moved.wait()
             # The source is asked only now: one that ends with the last group of the run must not end the run.
-            has_prompt = bool(self._parked) or await self._prompt_queue.ready()
+            has_prompt = bool(self._parked or self._restarting) or await self._prompt_queue.ready()
             if has_prompt and self._may_start():  # it may have changed during the wait
                 return
 
     def _may_start(self) -> bool:
+        if self._to_train_again or self._serving.now.step < self._starts_from:
+            return False  # a deadline would precede that of a group which a killed run started under newer weights
         has_room = self._slots.free > 0 and (bool(self._parked) or self._generation.has_room)
         return has_room and not self._is_held() and may_start(self._admission_state(), self._limits)
 
@@ -285,24 +381,32 @@ class Scheduler:
             parked = self._parked.popleft()
             group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
+        elif self._restarting:
+            group_id, prompt = self._restarting.popleft()
+            group = self._generation.begin(self._dispatch(group_id), prompt, weights, now)
+            self._accounts.resume(group_id)
         else:
             prompt = self._prompt_queue.take()
             if self._quarantine.leaves_out(prompt):
                 self._accounts.leave_out()
+                self._recorder.left_out(prompt, self._prompt_queue)
                 self._is_taken_back(prompt, None, GroupOutcome.FAILED)
                 return None
             dispatch = self._dispatch(GroupId(self._next_id))
             group = self._generation.begin(dispatch, prompt, weights, now)
             self._next_id += 1
             self._accounts.admit(group.group_id)
+            self._recorder.admitted(group.group_id, prompt, self._prompt_queue)
         self._slots.claim(group.claims)
         self._in_flight.add(group)
         self._outstanding.start(group.dispatch)
         return group
 
-    def _dispatch(self, group_id: GroupId) -> Dispatch:
+    def _dispatch(self, group_id: GroupId, step: int | None = None) -> Dispatch:
+        """Return the next dispatch, under the weights of ``step``; None: the weights that engines serve."""
         self._next_order += 1
-        last = min(self._serving.now.step + self._limits.max_staleness, self._limits.num_steps - 1)
+        step = self._serving.now.step if step is None else step
+        last = min(step + self._limits.max_staleness, self._limits.num_steps - 1)
         return Dispatch(order=self._next_order, deadline=last, group_id=group_id)
 
     # ---- one group
@@ -314,13 +418,25 @@ class Scheduler:
                 lambda num_tokens: self._count(group, num_tokens),
                 lambda samples: self._generated(group, samples),
             )
+            if group.is_gone:
+                reason = None
+            elif (reason := verdict(self._keep, scored_group)) is None:
+                await self._record_finished(group, scored_group)
             if not group.is_gone:
-                self._finish_group(group, scored_group, verdict(self._keep, scored_group))
+                self._finish_group(group, scored_group, reason)
         except GROUP_FAILURES as error:
             if not group.is_gone:
                 self._fail(group, error)
         self._note_move()
         self._buffer.look_again(group.dispatch)
+
+    async def _record_finished(self, group: GroupInFlight, scored_group: ScoredGroup) -> None:
+        """Record a group that the filter kept, and wait until the journal has it."""
+        self._being_recorded.add(group.group_id)
+        try:
+            await self._recorder.finished((group.dispatch, scored_group))
+        finally:
+            self._being_recorded.discard(group.group_id)
 
     def _note_move(self) -> None:
         """Note that a group ended, or that an episode asks an engine: its measured share of slots has changed."""
@@ -392,6 +508,10 @@ class Scheduler:
                 self._buffer.expire(dispatch.group_id)
             else:
                 self._stop(group)
+        while is_over and self._restarting:
+            group_id, prompt = self._restarting.popleft()
+            self._accounts.give_up(group_id)
+            self._return(prompt)
         while is_over and self._parked:
             parked = self._parked.popleft()
             parked.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asyncrl.app.checks import Checked, check
-from asyncrl.app.resume import about, find_start
+from asyncrl.app.resuming.resume import about, find_start
 from asyncrl.config import RunConfig, load_run
 from asyncrl.config.areas.hooks import SLIME_SOURCES
 from asyncrl.data import EndlessPrompts

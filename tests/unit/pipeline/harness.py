@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from asyncrl.app.resuming.recovery import Recovery
 from asyncrl.engines.fake import (
     FakeCheckpoints,
     FakeEngine,
@@ -142,6 +143,10 @@ class World:
     max_failed_saves: int = 3
     timeline: Timeline = field(default_factory=NoTimeline)
     before: RunState | None = None
+    recovery: Recovery | None = None
+    """A run as its journal has it, in the place of ``before``."""
+    journal: Any = None
+    """A journal, which gets all events of the run."""
     colocate: bool = False
     hooks: Any = None
     keeps_answers: bool = True
@@ -186,6 +191,8 @@ class World:
         )
         if self.score is not None:
             self.engine.score = self.score
+        if self.recovery is not None:
+            self.before = self.recovery.before
         self.trainer: FakeTrainer = self.make_trainer(self.train_seconds, self.spoils)
         self.updater = self.make_updater()
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
@@ -214,7 +221,10 @@ class World:
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(each()) for each in beneath]
-                await train(self._parts(), plan, self.facts.append, self._note_last_save)
+                parts = self._parts()
+                if self.journal is not None:
+                    await self.scheduler.begin_journal(self.journal, {}, has_groups=self.recovery is not None)
+                await train(parts, plan, self.facts.append, self._note_last_save)
                 for task in running:
                     task.cancel()
 
@@ -289,6 +299,7 @@ class World:
             timeline=timeline,
             before=before,
             again=self._again(),
+            restored=None if self.recovery is None else self.recovery.restored,
             quarantine=self.quarantine,
             observers=(*self.observers, *(each for each in (self.hooks, self.source) if each is not None)),
         )
@@ -342,6 +353,8 @@ class World:
     def _again(self) -> tuple[Prompt, ...]:
         if self.before is None:
             return ()
+        if self.recovery is not None:
+            return tuple(self.prompts.at(*which) for which in self.recovery.again)
         return self.before.prompts or tuple(self.prompts.at(*which) for which in self.before.outstanding)
 
     @property

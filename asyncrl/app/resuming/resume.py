@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from asyncrl.app.resuming.recovery import JOURNAL_FOLDER, Recovery, binding, recovery
 from asyncrl.config import RunConfig
 from asyncrl.config.derived import has_critic
 from asyncrl.config.resolved import changes, kept
@@ -14,7 +15,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
-from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.pipeline.scheduling.run_state import Restored, RunState
 from asyncrl.protocols import PromptSource
 from asyncrl.types import Prompt, Weights
 
@@ -51,7 +52,11 @@ class Start:
     about: Mapping[str, Any] = field(default_factory=dict)
     """Notes for this run's checkpoints: its prompts, its settings and a critic; empty if it writes none."""
     changes: tuple[str, ...] = ()
-    """Lines for the user: the settings that differ from the resumed run's."""
+    """Lines for the user: the settings that differ from the resumed run's, and what its journal kept."""
+    restored: Restored | None = None
+    """The groups that the journal of the resumed run kept; None without a journal."""
+    journal_notes: Mapping[str, Any] | None = None
+    """Notes for this run's journal, by which a recovery recognizes it; None if it writes none."""
 
     @property
     def step(self) -> int:
@@ -72,6 +77,8 @@ def find_start(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> 
     """Find the start of ``run``, whose model has ``shape``, and move ``prompts`` there.  Raises ConfigError."""
     check_save(run.checkpoint)
     start = _found(run, prompts, shape)
+    if run.checkpoint.journal and not isinstance(prompts, UserPrompts):
+        start = _with_journal(run, prompts, start)
     if run.checkpoint.save is None:
         return start
     return replace(start, about={**about(prompts), "critic": has_critic(run.train), "settings": kept(run)})
@@ -105,6 +112,27 @@ def _found(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> Star
         )
     logger.info("resuming from %s, step %d", origin.folder, start.step)
     return replace(start, changes=_changes(notes["run"].get("settings"), run))
+
+
+def _with_journal(run: RunConfig, prompts: ResumablePrompts, start: Start) -> Start:
+    """Return ``start`` with what the journal in ``--load`` kept since, and with notes for this run's journal."""
+    notes = {**about(prompts), **binding(run)}
+    start = replace(start, journal_notes=notes if run.checkpoint.save is not None else None)
+    load = run.checkpoint.load
+    if load is None or run.checkpoint.ckpt_step is not None:  # who goes back to an earlier step wants other ones
+        return start
+    found = recovery(load / JOURNAL_FOLDER, start.before, notes, prompts.at, num_steps=run.rollout.num_rollout)
+    if not isinstance(found, Recovery):
+        return start if found is None else replace(start, changes=(*start.changes, found))
+    logger.info("%s", found.words)
+    _move(prompts, found.before)
+    return replace(
+        start,
+        before=found.before,
+        again=_outstanding(prompts, found.again),
+        restored=found.restored,
+        changes=(*start.changes, found.words),
+    )
 
 
 def _changes(before: Any, run: RunConfig) -> tuple[str, ...]:

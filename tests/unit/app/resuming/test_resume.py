@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from asyncrl.app.resume import Start, about, find_start
+from asyncrl.app.resuming.resume import Start, about, find_start
 from asyncrl.config import RunConfig, load_run
 from asyncrl.config.resolved import kept
 from asyncrl.data import EndlessPrompts
@@ -19,7 +19,7 @@ from asyncrl.types import Prompt, Weights
 from tests.unit.data.prompt_files import config, jsonl, numbered_rows, stream, take
 from tests.unit.engines.megatron.checkpoint.test_directory import written
 
-MODEL = Path(__file__).parents[3] / "configs" / "quickstart" / "model"
+MODEL = Path(__file__).parents[4] / "configs" / "quickstart" / "model"
 SHAPE = read_shape(MODEL)
 STATE = RunState(
     step=2,

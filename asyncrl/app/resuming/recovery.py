@@ -1,0 +1,187 @@
+"""The recovery of a killed run: its checkpoint, and what its journal kept since.
+
+checkpoint of step C ─┬─▶ batches of steps C, C + 1, ...: trained again, in their order
+SAVE/journal ─────────┘   finished groups: back into the buffer;  groups in flight: start again with their ids
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from asyncrl.buffer.journal import Journal, Recovered, recover
+from asyncrl.config import RunConfig
+from asyncrl.config.resolved import kept
+from asyncrl.engines.megatron.checkpoint.lease import Claim
+from asyncrl.errors import ConfigError, JournalDamaged
+from asyncrl.metrics.facts import GroupCounts, TokenCounts
+from asyncrl.pipeline.scheduling.run_state import Restored, RunState
+from asyncrl.pipeline.scheduling.scheduler import Scheduler
+from asyncrl.types import Batch, Prompt, ScoredGroup
+
+JOURNAL_FOLDER = "journal"
+"""Folder of the journal, in that of the checkpoints."""
+BINDING = (
+    "rollout-batch-size",
+    "n-samples-per-prompt",
+    "max-staleness",
+    "update-weights-interval",
+    "global-batch-size",
+    "num-steps-per-rollout",
+)
+"""Settings by which batches are cut and groups are dated; after a change of one, recorded groups have no place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A run as its journal has it."""
+
+    before: RunState
+    """The state at the end of the journal, but for ``step``, which is the checkpoint's."""
+    restored: Restored
+    again: tuple[tuple[int, int], ...]
+    """Epoch and row of the prompts that start again with new ids, in order."""
+    words: str
+    """A line for the user."""
+
+
+@asynccontextmanager
+async def journal_of(
+    scheduler: Scheduler, claim: Claim, notes: Mapping[str, Any], *, has_groups: bool
+) -> AsyncIterator[None]:
+    """Write the journal of a run, whose checkpoints are in the folder of ``claim``, and close it at the end.
+
+    ``has_groups`` tells whether the run recovers from this folder.
+    """
+    journal = Journal(claim.root / JOURNAL_FOLDER, claim.token, delivered=lambda: scheduler.num_delivered)
+    try:
+        await scheduler.begin_journal(journal, notes, has_groups=has_groups)
+        yield
+    finally:
+        await journal.close()
+
+
+def binding(run: RunConfig) -> dict[str, str]:
+    """Return the settings that a journal depends on, as TOML values by name, and the first weights."""
+    settings = {name: value for name, value in kept(run).items() if name in BINDING}
+    return {**settings, "weights": (run.train.ref_load or run.model.hf_checkpoint).name}
+
+
+def recovery(
+    folder: Path,
+    before: RunState | None,
+    notes: Mapping[str, Any],
+    find: Callable[[int, int], Prompt],
+    *,
+    num_steps: int,
+) -> Recovery | str | None:
+    """Read what the journal in ``folder`` kept since ``before``, the state of a checkpoint, or since the start.
+
+    The journal must have the same ``notes``, and ``find`` returns the prompt of an epoch and a row.  Batches from
+    ``num_steps`` on are left out.  Returns None without such a journal, and a line for the user if it cannot be used.
+    Raises ConfigError.
+    """
+    step, mark = (before.step, before.mark) if before else (0, "")
+    try:
+        found = recover(folder, step)
+    except JournalDamaged as error:
+        raise ConfigError(f"{error}; --no-journal resumes from the checkpoint without it") from error
+    if found is None:
+        return None
+    then: Any = found.state
+    if then["about"] != notes or then["mark"] != mark:
+        differs = ", ".join(_differences(then["about"], notes)) or "it belongs to another checkpoint"
+        return f"the journal in {folder} is not used, so finished groups start again: {differs}"
+    return _recovery(found, RunState.from_json(then), find, num_steps)
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Describe the notes that differ."""
+    changed = (name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name))
+    return [f"{name} was {then.get(name)}, is {now.get(name)}" for name in changed]
+
+
+def _recovery(
+    found: Recovered, at_checkpoint: RunState, find: Callable[[int, int], Prompt], num_steps: int
+) -> Recovery:
+    restored = Restored(
+        batches=tuple(batch for batch in found.batches if batch.step < num_steps),
+        buffered=tuple(finished.group for finished in found.buffered),
+        in_flight=tuple((each.group_id, find(each.place.epoch, each.place.row)) for each in found.in_flight),
+    )
+    tokens, lost = _tokens(found, at_checkpoint.tokens, restored)
+    state = replace(
+        at_checkpoint,
+        version=max(at_checkpoint.version, found.published.version if found.published else 0),
+        next_id=max(at_checkpoint.next_id, found.next_group_id or 0),
+        prompts_taken=found.prompts_taken if found.prompts_taken is not None else at_checkpoint.prompts_taken,
+        last_taken=found.last_taken if found.prompts_taken is not None else at_checkpoint.last_taken,
+        outstanding=(),
+        tokens=tokens,
+        groups=_groups(found, at_checkpoint.groups),
+        reasons=_reasons(found, at_checkpoint.reasons),
+        verdicts=(*at_checkpoint.verdicts, *found.counts.verdicts),
+    )
+    words = (
+        f"the journal has {len(restored.batches)} batches to train again, {len(restored.buffered)} finished groups, "
+        f"and {len(restored.in_flight)} groups in flight that start again; at least {lost:,} tokens are lost"
+    )
+    return Recovery(before=state, restored=restored, again=_again(found, at_checkpoint), words=words)
+
+
+def _again(found: Recovered, at_checkpoint: RunState) -> tuple[tuple[int, int], ...]:
+    """Return the returned prompts of the checkpoint that have not started since, and those returned since."""
+    num_held = _num_outstanding(at_checkpoint.groups)
+    returned = list(at_checkpoint.outstanding[num_held:])
+    for place in found.started:
+        if (place.epoch, place.row) in returned:
+            returned.remove((place.epoch, place.row))
+    return (*returned, *((place.epoch, place.row) for place in found.returned))
+
+
+def _num_outstanding(groups: GroupCounts) -> int:
+    """Return the number of groups that were neither trained nor dropped."""
+    return groups.in_flight + groups.partial + groups.buffered + groups.training
+
+
+def _tokens(found: Recovered, then: TokenCounts, restored: Restored) -> tuple[TokenCounts, int]:
+    """Return the account of tokens at the end of the journal, and the tokens of groups in flight, which are lost.
+
+    The journal knows how many tokens were delivered at its last commit, so a few more may be lost.
+    """
+    counts = found.counts
+    closed = replace(
+        then,
+        held=0,
+        filtered=then.filtered + counts.filtered_tokens,
+        stale=then.stale + counts.stale_tokens + counts.wasted,
+        failed=then.failed + counts.failed_tokens,
+        observed=then.observed + counts.observed_tokens,
+    )
+    spent = closed.trained + closed.masked + closed.filtered + closed.stale + closed.failed
+    kept_tokens = spent + sum(group.num_tokens for group in _kept(restored.batches, restored.buffered))
+    lost = max(0, (found.delivered or 0) - kept_tokens)
+    return replace(closed, generated=kept_tokens, lost=then.lost + lost), lost
+
+
+def _kept(batches: Sequence[Batch], buffered: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+    return [*(group for batch in batches for group in batch.groups), *buffered]
+
+
+def _groups(found: Recovered, then: GroupCounts) -> GroupCounts:
+    """Return the account of groups at the end of the journal, in which outstanding ones are admitted alone."""
+    counts = found.counts
+    return GroupCounts(
+        admitted=then.admitted + counts.admitted,
+        trained=then.trained,
+        filtered=then.filtered + counts.filtered,
+        stale=then.stale + counts.stale,
+        failed=then.failed + counts.failed,
+        quarantined=then.quarantined + counts.left_out,
+    )
+
+
+def _reasons(found: Recovered, then: Mapping[str, int]) -> dict[str, int]:
+    since = found.counts.reasons
+    return {reason: then.get(reason, 0) + since.get(reason, 0) for reason in (*then, *since)}

@@ -1,0 +1,171 @@
+"""The scheduler's events as records of the journal.
+
+Every event is one record, in the order in which the accounts see them, so that the records restore the accounts.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from asyncrl.buffer import Dispatch
+from asyncrl.buffer.journal import (
+    Admitted,
+    Evaluated,
+    Filtered,
+    Finished,
+    HeldGroup,
+    Journal,
+    Left,
+    LeftOut,
+    PromptPlace,
+    Published,
+    Snapshot,
+    Taken,
+    Trained,
+    Wasted,
+)
+from asyncrl.metrics.facts import GroupCounts, TokenCounts
+from asyncrl.pipeline.scheduling.ledger import GroupOutcome
+from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
+from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.types import Batch, GroupId, Prompt, ScoredGroup, Weights
+
+type Held = tuple[GroupId, Prompt, bool]
+"""A held group: its id, its prompt, and whether it was scored and kept."""
+
+
+class Recorder:
+    """Writes the events of a run to its journal; before it has one, does nothing."""
+
+    def __init__(self) -> None:
+        self._journal: Journal | None = None
+        self._about: Mapping[str, Any] = {}
+        self._last = 0
+        """Sequence number of the last snapshot."""
+
+    def write_to(self, journal: Journal, about: Mapping[str, Any]) -> None:
+        """Begin to write.  ``about`` are notes on the run, as JSON values, which a recovery checks."""
+        self._journal, self._about = journal, about
+
+    # ---- groups
+
+    def admitted(self, group_id: GroupId, prompt: Prompt, queue: PromptQueue) -> None:
+        """Record a group that starts for the first time, with the prompts that ``queue`` has taken so far."""
+        if self._journal is not None:
+            taken, last = queue.num_taken, queue.last_taken
+            record = Admitted(group_id=group_id, place=_place(prompt), prompts_taken=taken, last_taken=last)
+            self._journal.append(record)
+
+    def left_out(self, prompt: Prompt, queue: PromptQueue) -> None:
+        """Record a prompt in quarantine, which starts no group."""
+        if self._journal is not None:
+            taken, last = queue.num_taken, queue.last_taken
+            self._journal.append(LeftOut(place=_place(prompt), prompts_taken=taken, last_taken=last))
+
+    async def finished(self, *groups: tuple[Dispatch, ScoredGroup]) -> None:
+        """Record groups that were scored and kept, and wait until the records are on the disk.
+
+        A group is trained only after that, so a recovery knows everything that was trained.
+        """
+        if self._journal is None or not groups:
+            return
+        for dispatch, group in groups:
+            last = self._journal.append(Finished(dispatch=dispatch, group=group))
+        await self._journal.durable(last)
+
+    async def written(self) -> None:
+        """Wait until the last snapshot is on the disk."""
+        if self._journal is not None:
+            await self._journal.durable(self._last)
+
+    def filtered(self, group: ScoredGroup, reason: str) -> None:
+        """Record a group that a filter dropped."""
+        if self._journal is not None:
+            record = Filtered(
+                group_id=group.group_id,
+                reason=reason,
+                num_tokens=group.num_tokens,
+                num_observed=group.num_observed,
+            )
+            self._journal.append(record)
+
+    def left(self, group_id: GroupId, outcome: GroupOutcome, num_tokens: int) -> None:
+        """Record a stale group, whose prompt starts again, or a failed one."""
+        if self._journal is not None:
+            is_stale = outcome is GroupOutcome.STALE
+            record = Left(
+                group_id=group_id,
+                outcome="stale" if is_stale else "failed",
+                num_tokens=num_tokens,
+                returns_prompt=is_stale,
+            )
+            self._journal.append(record)
+
+    def wasted(self, num_tokens: int) -> None:
+        """Record tokens that arrived after their group had left."""
+        if self._journal is not None:
+            self._journal.append(Wasted(num_tokens=num_tokens))
+
+    # ---- steps
+
+    def taken(self, batch: Batch) -> None:
+        """Record the groups of a batch, before it is trained."""
+        if self._journal is not None:
+            self._journal.append(_taken(batch))
+
+    def trained(self, step: int, *, is_skipped: bool) -> None:
+        """Record the end of a step."""
+        if self._journal is not None:
+            self._journal.append(Trained(step=step, is_skipped=is_skipped))
+
+    def published(self, weights: Weights) -> None:
+        """Record a version that the engines serve."""
+        if self._journal is not None:
+            self._journal.append(Published(version=weights.version, step=weights.step))
+
+    def evaluated(self, weights: Weights) -> None:
+        """Record the end of an evaluation of ``weights``."""
+        if self._journal is not None:
+            self._journal.append(Evaluated(version=weights.version, step=weights.step))
+
+    # ---- checkpoints
+
+    def snapshot(
+        self,
+        state: RunState,
+        accounts: tuple[TokenCounts, GroupCounts],
+        held: Iterable[Held],
+        pending: Iterable[Batch] = (),
+    ) -> None:
+        """Begin a new segment with the state of a checkpoint.
+
+        ``accounts`` count held groups as such, unlike those of ``state``.  ``pending`` are the recorded batches that
+        have not been trained again.
+        """
+        if self._journal is None:
+            return
+        tokens, groups = accounts
+        self._last = self._journal.begin_segment(
+            Snapshot(
+                step=state.step,
+                state={**replace(state, tokens=tokens, groups=groups).as_json(), "about": dict(self._about)},
+                held=tuple(
+                    HeldGroup(group_id=group_id, place=_place(prompt), is_buffered=is_buffered)
+                    for group_id, prompt, is_buffered in held
+                ),
+                pending=tuple(map(_taken, pending)),
+            )
+        )
+
+    def checkpointed(self, step: int) -> None:
+        """Delete what no recovery from the complete checkpoint of ``step`` needs."""
+        if self._journal is not None:
+            self._journal.checkpointed(step)
+
+
+def _taken(batch: Batch) -> Taken:
+    return Taken(step=batch.step, group_ids=tuple(group.group_id for group in batch.groups))
+
+
+def _place(prompt: Prompt) -> PromptPlace:
+    return PromptPlace(epoch=prompt.epoch, row=prompt.row)
