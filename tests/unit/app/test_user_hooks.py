@@ -19,7 +19,7 @@ from asyncrl.engines.megatron.checkpoint.directory import notes_of
 from asyncrl.errors import ConfigError, DataError, HookFailed, PluginError
 from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.types import Prompt
-from tests.unit.app.test_resume import SHAPE, STATE
+from tests.unit.app.resuming.test_resume import SHAPE, STATE
 from tests.unit.engines.megatron.checkpoint.test_directory import written
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
