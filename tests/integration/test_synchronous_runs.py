@@ -152,7 +152,8 @@ def test_what_the_journal_has_is_not_generated_again(after_ctrl_c: Outcome, resu
 
 
 def test_engines_on_shared_gpus_serve_the_trainers_weights_after_every_update(resumed: Outcome) -> None:
-    assert all(row["train/logprob_diff"] < 1e-4 for row in resumed.rows)
+    again = len(re.findall("trains the batch of the journal", (resumed.run_dir / "run.log").read_text()))
+    assert all(row["train/logprob_diff"] < 1e-4 for row in resumed.rows[again:])  # none for tokens of the run before
     assert all(row["lag/max"] == 0 for row in resumed.rows)
 
 
