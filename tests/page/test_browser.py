@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Route
 
 from asyncrl.page.server import TABS
 from tests.browser import focused_after_tab_key, needs_chromium, open_tab, unlabelled
@@ -40,6 +41,40 @@ def test_figures_are_drawn_when_they_come_into_sight(runs: list[Path]) -> None:
         first = tab.drawn()
         tab.page.locator("figure").last.scroll_into_view_if_needed()
         tab.until(f"document.querySelectorAll('script[data-drawn]').length > {first}")
+        assert tab.errors == []
+
+
+def test_figures_stay_when_others_appear_before_them(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "live", 5)
+    with served(folder) as url, open_tab(url) as tab:
+        tab.drawn()
+        last = tab.page.locator(".drawing").last
+        place = last.get_attribute("id")
+        last.evaluate("(each) => { each.stays = true; }")
+        write_run(folder, 6, train__loss=0.1)
+        tab.page.get_by_role("heading", name="Loss").wait_for()
+        last = tab.page.locator(".drawing").last
+        assert last.get_attribute("id") != place
+        assert last.evaluate("(each) => each.stays")
+        tab.until("[...document.querySelectorAll('.drawing')].at(-1).data[0].x.length === 6")
+        tab.drawn()
+        assert tab.errors == []
+
+
+def test_lines_are_sketched_before_plotly_is_there(runs: list[Path]) -> None:
+    with served(runs[0]) as url, open_tab(url) as tab:
+        tab.drawn()
+        asked: list[Route] = []
+        tab.page.context.route("**/plotly.js*", lambda route: asked.append(route))  # playwright needs a function
+        tab.page.reload()
+        tab.until("document.querySelectorAll('.drawing svg.sketch').length > 3")
+        assert tab.page.locator(".drawing svg.main-svg").count() == 0
+        tab.picture("sketched")
+        while not asked:
+            tab.page.wait_for_timeout(20)
+        asked[0].continue_()
+        tab.drawn()
+        assert tab.page.locator(".drawing svg.sketch").count() == 0
         assert tab.errors == []
 
 

@@ -1,8 +1,12 @@
-"""The rows of ``metrics.jsonl`` as columns, read on while the run appends to it."""
+"""The rows of ``metrics.jsonl`` as columns, read on while the run appends to it.
+
+A column is made when a view first asks for it: a run reports a hundred numbers, of which the overview draws thirty.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import orjson
 
@@ -10,6 +14,9 @@ type Points = tuple[list[int], list[float]]
 """Steps in ascending order, and the value of each."""
 
 _BLOCK_BYTES = 8 * 1024 * 1024
+_NUMBERS = (int, float)
+_TRAINED = "time/step_s"
+"""A number of every row of a trained step; a row without it adds to its step."""
 
 
 class Rows:
@@ -23,7 +30,10 @@ class Rows:
         self._path = path
         self._inode = 0
         self._offset = 0
-        self._columns: dict[str, dict[int, float]] = {}
+        self._rows: dict[int, Mapping[str, Any]] = {}
+        self._names: set[str] = set()
+        self._columns: dict[str, Points] = {}
+        """The columns that were asked for since the last change."""
         self.num_torn = 0
         """Lines that are no row."""
         self.num_replaced = 0
@@ -39,39 +49,52 @@ class Rows:
         except FileNotFoundError:
             return False
         if found.st_ino != self._inode or found.st_size < self._offset:
-            self._inode, self._offset, self._columns = found.st_ino, 0, {}
+            self._inode, self._offset, self._rows = found.st_ino, 0, {}
+            self._names.clear()
+            self._columns.clear()
             self.num_replaced += 1
         before = self._offset
         for line in self._new_lines():
             self._add(line)
+        if self._offset > before:
+            self._columns.clear()
         return self._offset > before
 
     def names(self) -> list[str]:
         """Return the names of all numbers."""
-        return sorted(self._columns)
+        return sorted(self._names)
 
     def steps(self) -> list[int]:
         """Return all steps that have a row."""
-        return sorted(self._columns.get("step", ()))
+        return sorted(self._rows)
 
     def points(self, name: str) -> Points:
         """Return the steps that have this number, with its values."""
-        column = self._columns.get(name, {})
-        steps = sorted(column)
-        return steps, [column[step] for step in steps]
+        if name not in self._names:
+            return [], []
+        if name not in self._columns:
+            steps = self.steps()
+            found = [self._rows[step].get(name) for step in steps]
+            if all(map(_is_number, found)):
+                self._columns[name] = steps, found
+            else:
+                numbers = [(step, value) for step, value in zip(steps, found, strict=True) if _is_number(value)]
+                self._columns[name] = [step for step, _ in numbers], [value for _, value in numbers]
+        return self._columns[name]
 
     def last(self, name: str) -> float | None:
         """Return the number in the newest step that has it."""
-        column = self._columns.get(name)
-        return column[max(column)] if column else None
+        values = self.points(name)[1]
+        return values[-1] if values else None
 
     def number(self, name: str, step: int) -> float | None:
         """Return one number of one step."""
-        return self._columns.get(name, {}).get(step)
+        value = self._rows.get(step, {}).get(name)
+        return value if _is_number(value) else None
 
     def at(self, step: int) -> dict[str, float]:
         """Return all numbers of one step."""
-        return {name: column[step] for name, column in self._columns.items() if step in column}
+        return {name: value for name, value in self._rows.get(step, {}).items() if _is_number(value)}
 
     def _new_lines(self) -> Iterator[bytes]:
         """Yield whole lines; the rest of a line that is being written is left for the next call."""
@@ -90,10 +113,14 @@ class Rows:
         except (KeyError, TypeError, ValueError):
             self.num_torn += 1
             return
-        if step in self._columns.get("time/step_s", ()) and "time/step_s" in row:
+        before = self._rows.get(step)
+        if before is not None and _TRAINED in before and _TRAINED in row:
             self.num_replaced += 1  # the step was trained again, after a resumption
-            for column in self._columns.values():
-                column.pop(step, None)
-        for name, value in row.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                self._columns.setdefault(name, {})[step] = value
+        elif before is not None:
+            row = {**before, **{name: value for name, value in row.items() if _is_number(value)}}
+        self._rows[step] = row
+        self._names.update(name for name in row.keys() - self._names if _is_number(row[name]))
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, _NUMBERS) and math.isfinite(value)

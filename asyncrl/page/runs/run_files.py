@@ -25,6 +25,8 @@ class RunFiles:
     lock: Lock = field(default_factory=Lock)
     parts: dict[str, Any] = field(default_factory=dict)
     """Values that views keep between requests, by the view's name."""
+    is_read: bool = False
+    """Whether the rows were read once; until then, a page may take seconds."""
 
     @property
     def name(self) -> str:

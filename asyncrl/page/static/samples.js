@@ -7,8 +7,7 @@ async function showProgress() {
   if (!document.querySelector("[data-progress]")) return;
   if (!document.getElementById("live") && !isBusy()) {
     try {
-      const answer = await fetch(location.href);
-      if (answer.ok) exchange(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      await refreshed();
     } catch {
       return; // the page's program has ended
     }

@@ -48,7 +48,10 @@ async function refresh() {
   }
   if (mine !== newest) return; // a later zoom is on its way
   if (shown === null) document.getElementById("progress").textContent = "The page's program does not answer any more.";
-  else fill(shown);
+  else {
+    await loaded();
+    fill(shown);
+  }
 }
 
 function fill(shown) {

@@ -8,7 +8,7 @@ from asyncrl.metrics.words import duration, percent
 from asyncrl.page.advising.job import Job
 from asyncrl.page.runs.run_files import RunFiles
 from asyncrl.page.spans.recording import timelines_in
-from asyncrl.page.tabs.tab import PageRequest, Tab
+from asyncrl.page.tabs.tab import PageRequest, Views
 
 _GOOD, _ROUGH = 0.1, 0.25
 """Largest errors of the replay at which the advice is trusted, and at which it is a hint."""
@@ -133,4 +133,4 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-TAB = Tab(key="advice", title="Advice", show=show, data={"state": state})
+VIEWS = Views(show=show, data={"state": state})

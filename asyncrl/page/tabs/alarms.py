@@ -10,10 +10,11 @@ from asyncrl.alarms.texts import MOST_ANSWERS, Answer, text_numbers
 from asyncrl.alarms.watch import Watch
 from asyncrl.page.runs.run_files import RunFiles
 from asyncrl.page.runs.run_status import State
-from asyncrl.rollout_log.files import file_of
 
 PART = "alarms"
 """The name of what is kept between two looks at a run."""
+MOST_AT_ONCE = 1_000
+"""Steps that are watched in 20 ms."""
 NEWEST = 4
 """Steps whose samples are read when a run is first looked at; a file takes some 10 ms."""
 
@@ -28,11 +29,18 @@ class _Watched:
     """Rows that a resumed run had replaced when the watch began."""
 
 
+def is_watched(run: RunFiles) -> bool:
+    """Whether ``alarms_of`` takes no longer than a moment."""
+    return PART in run.parts or len(run.rows.steps()) <= MOST_AT_ONCE
+
+
 def alarms_of(run: RunFiles) -> Sequence[Alarm]:
     """Return the alarms of a run, the oldest first.
 
     Reads the samples of at most the ``NEWEST`` steps, and nothing twice.
     """
+    from asyncrl.rollout_log.files import file_of  # imports numpy
+
     watched = run.parts.get(PART)
     if not isinstance(watched, _Watched) or watched.num_replaced != run.rows.num_replaced:
         watched = run.parts[PART] = _Watched(num_replaced=run.rows.num_replaced)
@@ -50,6 +58,8 @@ def alarms_of(run: RunFiles) -> Sequence[Alarm]:
 
 def numbers_of(run: RunFiles, step: int) -> Mapping[str, float]:
     """Return the row of a step with the numbers of its texts, as far as there are any."""
+    from asyncrl.rollout_log.files import file_of
+
     return {**run.rows.at(step), **_texts(file_of(run.path, step))}
 
 

@@ -47,10 +47,15 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def lines(parts: Sequence[Line], *, unit: str = "", height: int = 220, **layout: Any) -> dict[str, Any]:
-    """Return a figure of lines over training steps."""
-    data = [_trace(part, COLOURS[place % len(COLOURS)]) for place, part in enumerate(parts)]
+    """Return a figure of lines over training steps, which ``sketch.js`` draws before plotly is loaded."""
+    areas = iter(averaged([part.points for part in parts if part.fills]))
+    drawn = [next(areas) if part.fills else thinned(part.points) for part in parts]
+    data = [
+        _trace(part, points, COLOURS[place % len(COLOURS)])
+        for place, (part, points) in enumerate(zip(parts, drawn, strict=True))
+    ]
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
-    return figure(
+    drawing = figure(
         data,
         height=height,
         xaxis=axis("training step"),
@@ -59,6 +64,7 @@ def lines(parts: Sequence[Line], *, unit: str = "", height: int = 220, **layout:
         legend=legend,
         **layout,
     )
+    return drawing | {"is_lines": True}
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> Points:
@@ -74,6 +80,23 @@ def thinned(points: Points, most: int = MOST_POINTS) -> Points:
     return [steps[place] for place in kept], [values[place] for place in kept]
 
 
+def averaged(areas: Sequence[Points], most: int = MOST_POINTS) -> Sequence[Points]:
+    """Return the mean of each area over the same at most about ``most`` stretches of steps.
+
+    Areas that lie on each other need the same steps: plotly takes a step that one of them lacks for a 0.
+    """
+    ends = [end for steps, _ in areas if steps for end in (steps[0], steps[-1])]
+    width = (max(ends) - min(ends)) // most + 1 if ends else 1
+    return areas if width == 1 else [_means(points, min(ends), width) for points in areas]
+
+
+def _means(points: Points, first: int, width: int) -> Points:
+    stretches: dict[int, list[float]] = {}
+    for step, value in zip(*points, strict=True):
+        stretches.setdefault((step - first) // width, []).append(value)
+    return [first + place * width for place in stretches], [sum(each) / len(each) for each in stretches.values()]
+
+
 def smoothed(points: Points, width: int) -> Points:
     """Return the mean over the last ``width`` points."""
     steps, values = points
@@ -84,8 +107,8 @@ def smoothed(points: Points, width: int) -> Points:
     return steps, means
 
 
-def _trace(part: Line, colour: str) -> dict[str, Any]:
-    steps, values = thinned(part.points)
+def _trace(part: Line, points: Points, colour: str) -> dict[str, Any]:
+    steps, values = points
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "lines" if len(steps) > 1 else "markers",

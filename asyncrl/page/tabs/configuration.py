@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from asyncrl.page.runs.run_files import VERSIONS_FILE, RunFiles
-from asyncrl.page.tabs.tab import PageRequest, Tab
+from asyncrl.page.tabs.tab import PageRequest, Views
 
 MISSING = "(not set)"
 
@@ -73,4 +73,4 @@ def _versions(run: RunFiles) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-TAB = Tab(key="configuration", title="Configuration", show=show)
+VIEWS = Views(show=show)

@@ -9,9 +9,9 @@ from typing import Any
 from asyncrl.metrics.words import duration, percent, share, who_waits
 from asyncrl.page.runs.rows import Points, Rows
 from asyncrl.page.runs.run_files import RunFiles
-from asyncrl.page.tabs.alarms import alarms_of
+from asyncrl.page.tabs.alarms import alarms_of, is_watched
 from asyncrl.page.tabs.charts import COLOURS, Line, lines
-from asyncrl.page.tabs.tab import PageRequest, Tab
+from asyncrl.page.tabs.tab import PageRequest, Views
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +111,11 @@ _SUMMED = 40
 
 def show(request: PageRequest) -> Mapping[str, Any]:
     """Return the values of the template."""
+    is_whole = not request.is_first or all(map(is_watched, request.runs))
     return {
         "facts": [(run, list(_facts(run))) for run in request.runs],
-        "alarms": [(run, alarms_of(run)) for run in request.runs],
+        "alarms": [(run, alarms_of(run)) for run in request.runs] if is_whole else [],
+        "is_whole": is_whole,
         "panels": [*_panels(request.runs), *_held_out(request.runs), *_shares(request.run)],
     }
 
@@ -215,4 +217,4 @@ def _sum(rows: Rows, name: str, steps: Sequence[int]) -> float:
     return sum(rows.number(name, step) or 0.0 for step in steps)
 
 
-TAB = Tab(key="overview", title="Overview", show=show)
+VIEWS = Views(show=show)

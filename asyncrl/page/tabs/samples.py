@@ -17,7 +17,7 @@ from asyncrl.page.sample_index.index import Progress, SampleIndex
 from asyncrl.page.sample_index.step_files import read_samples
 from asyncrl.page.sample_index.text_search import Question, TextSearch
 from asyncrl.page.sample_index.token_view import COLOURS, PAGE_TOKENS, Token, TokenView, prompt_tokens
-from asyncrl.page.tabs.tab import PageRequest, Tab
+from asyncrl.page.tabs.tab import PageRequest, Views
 
 TEXT_COLUMNS = ("prompt", "label", "response", "reward", "reward_parts", "lag", "finish", "seconds", "resumed_at")
 TOKEN_COLUMNS = (
@@ -328,4 +328,4 @@ def _tokenizer(run: RunFiles) -> tuple[TokenTexts | None, str]:
     return run.parts["token_texts"], ""
 
 
-TAB = Tab(key="samples", title="Samples", show=show)
+VIEWS = Views(show=show)

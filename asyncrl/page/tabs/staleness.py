@@ -9,7 +9,7 @@ from asyncrl.page.runs.run_files import RunFiles
 from asyncrl.page.sample_index.versions import MOST_LAGS, LagShare, VersionShare, between, by_lag
 from asyncrl.page.tabs.charts import Line, axis, figure, lines, smoothed
 from asyncrl.page.tabs.samples import index_of, progress_facts
-from asyncrl.page.tabs.tab import PageRequest, Tab
+from asyncrl.page.tabs.tab import PageRequest, Views
 
 MOST_POINTS = 500
 """Steps of the stacked figure, or stretches of several steps."""
@@ -175,4 +175,4 @@ def _totals(shares: Sequence[LagShare]) -> list[tuple[str, int, float]]:
     return [(_lag_label(lag), tokens, tokens / whole) for lag, tokens in sorted(total.items())]
 
 
-TAB = Tab(key="staleness", title="Staleness", show=show)
+VIEWS = Views(show=show)

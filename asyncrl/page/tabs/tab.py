@@ -16,6 +16,8 @@ class PageRequest:
     """Further runs to compare with ``run``."""
     query: Mapping[str, str] = field(default_factory=dict)
     """The form and the links of the tab."""
+    is_first: bool = False
+    """Whether another request follows, so that this one may lack what takes long."""
 
     @property
     def runs(self) -> Sequence[RunFiles]:
@@ -37,12 +39,20 @@ type Data = Callable[[PageRequest], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Views:
+    """The functions of a tab."""
+
+    show: Show
+    data: Mapping[str, Data] = field(default_factory=dict)
+    """Answers to ``/run/NUMBER/KEY/data/NAME``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tab:
     """One tab."""
 
     key: str
     """The last part of its address, and the name of its template."""
     title: str
-    show: Show
-    data: Mapping[str, Data] = field(default_factory=dict)
-    """Answers to ``/run/NUMBER/KEY/data/NAME``."""
+    views: Callable[[], Views]
+    """Imports the tab's module, so that the page can start before all of them are there."""

@@ -14,7 +14,7 @@ from asyncrl.page.spans.picture import picture
 from asyncrl.page.spans.recording import Progress, Recording, timelines_in
 from asyncrl.page.spans.window import NEWEST, Window, clock, window_of
 from asyncrl.page.tabs.charts import figure
-from asyncrl.page.tabs.tab import PageRequest, Tab
+from asyncrl.page.tabs.tab import PageRequest, Views
 
 PATIENCE_S = 0.4
 """Seconds that an answer waits for the reading: enough for a run of minutes, and short for a person."""
@@ -126,4 +126,4 @@ def _row(each: Total) -> tuple[str, str, str, str, str]:
     return each.lane, each.label, f"{each.seconds:,.2f}", share, f"{each.count:,}"
 
 
-TAB = Tab(key="timeline", title="Timeline", show=show, data={"spans": spans})
+VIEWS = Views(show=show, data={"spans": spans})

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
+from threading import Timer
 
 import aiohttp
 import orjson
@@ -11,7 +12,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.page.runs.run_files import open_runs
-from asyncrl.page.server import TABS, PageServer, as_json
+from asyncrl.page.server import COOKIE, TABS, PageServer, as_json
 from tests.unit.page.made_runs import write_run, write_status
 
 KEY = "secret"
@@ -30,6 +31,19 @@ def visit(folders: list[Path], body: Body, *, has_key: bool = True) -> None:
                 if has_key:
                     async with client.get(server.url) as answer:
                         assert answer.status == HTTPStatus.OK
+                await body(client)
+
+    asyncio.run(main())
+
+
+def visit_alone(folders: list[Path], body: Body) -> None:
+    """Serve the runs as ``visit`` does, without a request before ``body``."""
+
+    async def main() -> None:
+        server = PageServer(open_runs(folders), key=KEY)
+        async with server.open(socket.create_server(("127.0.0.1", 0))):
+            base = server.url.partition("?")[0]
+            async with aiohttp.ClientSession(base, cookies={COOKIE: KEY}) as client:
                 await body(client)
 
     asyncio.run(main())
@@ -123,6 +137,77 @@ def test_one_run_is_shown_at_once_and_several_are_listed(runs: list[Path]) -> No
 
     visit(runs[:1], one)
     visit(runs, both)
+
+
+def test_a_browser_gets_a_frame_while_the_run_is_read(runs: list[Path]) -> None:
+    server = PageServer(open_runs(runs[:1]), key=KEY)
+
+    async def main() -> None:
+        async with server.open(socket.create_server(("127.0.0.1", 0))):
+            base = server.url.partition("?")[0]
+            jar = aiohttp.CookieJar(unsafe=True)
+            async with aiohttp.ClientSession(base, cookie_jar=jar) as client:
+                run.is_read = False
+                opens = {"Sec-Fetch-Mode": "navigate"}
+                async with client.get(server.url, headers=opens) as answer:
+                    frame = await answer.text()
+                assert "data-frame" in frame
+                assert "Timeline" in frame
+                assert "panel-1" not in frame
+                assert "panel-1" in await text_of(client, "/run/0/overview")  # a script waits for the content
+                run.is_read = True
+                async with client.get("/run/0/overview", headers=opens) as answer:
+                    assert "panel-1" in await answer.text()
+
+    run = server._runs[0]  # noqa: SLF001
+    run.lock.acquire()  # the reading at the start waits
+    Timer(0.5, run.lock.release).start()
+    asyncio.run(main())
+
+
+def test_the_first_answer_about_a_long_run_lacks_its_alarms(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "long", 1_200, response__truncated=1.0)
+
+    async def body(client: aiohttp.ClientSession) -> None:
+        async with client.get("/run/0/overview", headers={"X-First": "1"}) as answer:
+            first = await answer.text()
+        assert "data-more" in first
+        assert "panel-1" in first
+        whole = await text_of(client, "/run/0/overview")
+        assert "data-more" not in whole
+        assert "Answers do not end" in whole
+        assert "Answers do not end" not in first
+
+    visit_alone([folder], body)
+
+
+def test_a_run_that_cannot_be_read_ahead_shows_why_when_it_is_opened(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("asyncrl.page.runs.rows.Rows.update", fail)
+
+    async def body(client: aiohttp.ClientSession) -> None:
+        text = await text_of(client, "/run/0/overview", HTTPStatus.INTERNAL_SERVER_ERROR)
+        assert "the disk is gone" in text
+
+    visit(runs, body)
+
+
+def test_files_with_their_version_in_the_address_are_kept(runs: list[Path]) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        places = re.findall(r'(?:src|href)="(/(?:static|plotly)[^"]*)"', await text_of(client, "/run/0/overview"))
+        assert len(places) == 4
+        for place in places:
+            async with client.get(place) as answer:
+                assert answer.status == HTTPStatus.OK
+                assert "immutable" in answer.headers["Cache-Control"]
+        async with client.get("/run/0/overview") as answer:
+            assert "Cache-Control" not in answer.headers
+
+    visit(runs, body)
 
 
 def test_runs_are_compared(runs: list[Path]) -> None:

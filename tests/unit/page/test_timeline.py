@@ -109,7 +109,7 @@ def test_the_tab_is_served(run: RunFiles) -> None:
         base = url.partition("/?")[0]
         page = opener.open(f"{base}/run/0/timeline?step=7", timeout=30).read().decode()
         assert '<input type="number" name="step" min="0" size="6" value="7">' in page
-        assert '<script src="/static/timeline.js" defer></script>' in page
+        assert '<script src="/static/timeline.js?v=' in page
         assert '<th scope="row">trainer</th><td>trains</td>' in page
         answer = orjson.loads(opener.open(f"{base}/run/0/timeline/data/spans?from=0&to=50", timeout=30).read())
         assert (answer["from"], answer["to"]) == (0.0, 50.0)
