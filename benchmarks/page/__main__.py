@@ -16,6 +16,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from http.cookiejar import CookieJar
 from pathlib import Path
@@ -28,11 +29,9 @@ from rich.table import Table
 
 from benchmarks.common.circumstances import circumstances
 from benchmarks.common.command_line import add_option, parser_of
-from benchmarks.page.made_timeline import write_timeline
-from benchmarks.page.made_up_run import RunShape, write_step
+from benchmarks.page.large_run import make_run
 from benchmarks.page.program import page_of
 
-GROUP_SIZE = 4
 MAX_OPEN_S = 2.0
 """Most seconds until the overview is there."""
 MAX_FILTER_S = 1.0
@@ -99,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        make_run(Path(folder), asked.steps, asked.samples)
+        make_run(Path(folder), steps=asked.steps, samples=asked.samples)
         console.print(f"{asked.steps:,} steps of {asked.samples} samples made in {time.monotonic() - began:.0f} s")
         found = [*without_index(Path(folder)), *with_index(Path(folder)), *drawn(Path(folder))]
     console.print(table(found))
@@ -110,23 +109,6 @@ def main(argv: Sequence[str]) -> int:
     for each in slow:
         console.print(f"too slow: {each.what}: {each.seconds:.2f} s, the limit is {each.limit:g} s")
     return 1 if slow and asked.check else 0
-
-
-def make_run(folder: Path, steps: int, samples: int) -> None:
-    """Write a run directory with rows, samples and a timeline."""
-    shape = RunShape(groups=samples // GROUP_SIZE, group_size=GROUP_SIZE, tokens=64)
-    for step in range(steps):
-        write_step(folder, step, shape)
-    write_timeline(folder, steps=steps, samples_per_step=samples)
-    (folder / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(_row(step)) + b"\n" for step in range(steps)))
-    (folder / "versions.json").write_text("{}")
-
-
-def _row(step: int) -> dict[str, float]:
-    """Return a row of 100 numbers, about as many as a run reports."""
-    plain = {"step": step, "time/step_s": 10.0, "time/trainer_waited_s": 5.0, "time/engines_idle_s": 0.5}
-    plain |= {"reward/mean": step % 97 / 97, "reward/std": 0.4, "lag/max": 2, "lag/mean": 1.0, "train/loss": 0.01}
-    return plain | {f"filter/reason{number}": step * number for number in range(100)}
 
 
 def without_index(folder: Path) -> Iterator[Measured]:
@@ -182,11 +164,10 @@ def drawn(folder: Path) -> Iterator[Measured]:
         times = [_opened(folder, lambda: running) for _ in range(REPEATS)]
         running.close()
         yield from _medians("a running Chromium", times)
-        fresh: list[Any] = []
         times = []
         for _ in range(REPEATS):
-            times.append(_opened(folder, lambda: fresh.append(launched()) or fresh[-1]))
-            fresh[-1].close()
+            with ExitStack() as stack:
+                times.append(_opened(folder, lambda: stack.enter_context(launched())))
         yield from _medians("a new Chromium", times)
 
 

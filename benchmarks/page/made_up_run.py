@@ -1,12 +1,14 @@
 """Made-up runs for the page: files of samples in the format of a run, written by columns and therefore fast."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from asyncrl.rollout_log.files import file_of, schema
@@ -45,10 +47,15 @@ def write_step(run_dir: Path, step: int, shape: RunShape | None = None, seed: in
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = _columns(step, shape or RunShape(), np.random.default_rng((step, seed)))
     count = len(columns["step"])
-    arrays = [_array(columns[each.name], each.type, count) for each in schema()]
-    table = pa.Table.from_arrays(arrays, schema=schema())
+    arrays = [_array(columns[each.name], each.type, count) for each in _schema()]
+    table = pa.Table.from_arrays(arrays, schema=_schema())
     pq.write_table(table, path, compression="zstd", compression_level=1)
     return path
+
+
+@cache
+def _schema() -> Any:
+    return schema()
 
 
 def _columns(step: int, shape: RunShape, random: np.random.Generator) -> dict[str, Any]:
@@ -70,7 +77,7 @@ def _columns(step: int, shape: RunShape, random: np.random.Generator) -> dict[st
         "prompt": [f"question {number % 500}: what is {number} + {number * 7}?" for number in groups],
         "label": [orjson.dumps(str(number * 8)).decode() for number in groups],
         "prompt_tokens": (np.arange(count + 1, dtype=np.int32) * 12, np.tile(np.arange(12), count)),
-        "response": [_text(words[edges[place] : edges[place + 1]]) for place in range(count)],
+        "response": _texts(words, edges),
         "tokens": (edges, words),
         "logprobs": (edges, logprobs),
         "trainer_logprobs": trainer,
@@ -79,33 +86,42 @@ def _columns(step: int, shape: RunShape, random: np.random.Generator) -> dict[st
         "reward": rewards,
         "reward_parts": [None] * count,
         "lag": np.full(count, min(step, shape.max_lag)),
-        "spans": [_spans(step, int(length), shape.max_lag) for length in lengths],
-        "turns": [[] for _ in range(count)],
-        "finish": ["length" if length > shape.tokens * 1.4 else "stop" for length in lengths],
+        "spans": _spans(step, lengths, shape.max_lag),
+        "turns": (np.zeros(count + 1, np.int32), None),
+        "finish": np.where(lengths > shape.tokens * 1.4, "length", "stop").tolist(),
         "seconds": random.uniform(0.5, 4.0, count),
         "resumed_at": np.zeros(count),
         "metadata": ["{}"] * count,
     }
 
 
-def _text(words: Any) -> str:
-    return " ".join(WORDS[place] for place in words)
+def _texts(words: Any, edges: Any) -> Any:
+    """Return the words of each sample, joined by spaces."""
+    lists = pa.ListArray.from_arrays(edges, pa.array(WORDS).take(pa.array(words)))
+    return pc.binary_join(lists, " ")
 
 
-def _spans(step: int, length: int, max_lag: int) -> list[dict[str, int]]:
-    """Return two spans: the first half is written by weights one step older than those of the second half."""
+def _spans(step: int, lengths: Any, max_lag: int) -> tuple[Any, Any]:
+    """Return two spans of each sample: the first half is written by weights one step older than the second half's."""
     old = max(0, step - max_lag)
-    new, half = min(step, old + 1), length // 2
-    return [
-        {"version": old, "step": old, "start": 0, "stop": half},
-        {"version": new, "step": new, "start": half, "stop": length},
-    ]
+    versions = np.tile([old, min(step, old + 1)], len(lengths))
+    starts = np.column_stack([np.zeros_like(lengths), lengths // 2]).ravel()
+    stops = np.column_stack([lengths // 2, lengths]).ravel()
+    columns = {"version": versions, "step": versions, "start": starts, "stop": stops}
+    kind = _schema().field("spans").type.value_type
+    arrays = [pa.array(columns[each.name]).cast(each.type) for each in kind]
+    return np.arange(0, 2 * len(lengths) + 1, 2, np.int32), pa.StructArray.from_arrays(arrays, fields=list(kind))
 
 
 def _array(values: Any, kind: Any, count: int) -> Any:
+    """Return an array of a column; lists are edges and values, or None if all are empty."""
     if isinstance(values, tuple):
-        edges, numbers = values
-        return pa.ListArray.from_arrays(edges, pa.array(numbers).cast(kind.value_type, safe=False), type=kind)
+        edges, inner = values
+        inner = pa.array([], kind.value_type) if inner is None else inner
+        inner = inner if isinstance(inner, pa.Array) else pa.array(inner).cast(kind.value_type, safe=False)
+        return pa.ListArray.from_arrays(edges, inner, type=kind)
     if values is None:
         return pa.nulls(count, kind)
-    return pa.array(values, kind) if isinstance(values, list) else pa.array(values).cast(kind, safe=False)
+    if isinstance(values, list):
+        return pa.array(values, kind)
+    return (values if isinstance(values, pa.Array) else pa.array(values)).cast(kind, safe=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route
 
-from asyncrl.page.server import TABS
+from asyncrl.page.tabs.all_tabs import TABS
 from tests.browser import focused_after_tab_key, needs_chromium, open_tab, unlabelled
 from tests.unit.page.made_runs import write_run, write_status
 from tests.unit.page.serving import served

@@ -74,7 +74,7 @@ class Rows:
             return [], []
         if name not in self._columns:
             steps = self.steps()
-            found = [self._rows[step].get(name) for step in steps]
+            found: list[Any] = [self._rows[step].get(name) for step in steps]
             if all(map(_is_number, found)):
                 self._columns[name] = steps, found
             else:

@@ -2,6 +2,7 @@
 "use strict";
 
 const FOLLOW_MS = 5000;
+const CHANGING = ".facts, .alarms, .pages, .empty, table";
 const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
 
 let plotly = null;
@@ -58,11 +59,10 @@ function exchange(fresh) {
     drawWhenSeen();
     return;
   }
-  for (const part of before.querySelectorAll(".facts, .alarms, table")) {
-    const place = [...before.querySelectorAll(".facts, .alarms, table")].indexOf(part);
-    const other = after.querySelectorAll(".facts, .alarms, table")[place];
-    if (other && part.innerHTML !== other.innerHTML) part.innerHTML = other.innerHTML;
-  }
+  const others = after.querySelectorAll(CHANGING);
+  before.querySelectorAll(CHANGING).forEach((part, place) => {
+    if (part.innerHTML !== others[place].innerHTML) part.innerHTML = others[place].innerHTML;
+  });
   for (const source of after.querySelectorAll("script[data-for]")) {
     const target = document.getElementById(source.dataset.for);
     const old = before.querySelector(`script[data-for="${source.dataset.for}"]`);
@@ -91,7 +91,7 @@ function keepDrawings(before, after) {
 }
 
 function shapeOf(content) {
-  const parts = [...content.querySelectorAll("figure, .facts, .alarms, table")];
+  const parts = [...content.querySelectorAll(`figure, ${CHANGING}`)];
   return parts.map((each) => each.tagName + each.className + (each.querySelector(".drawing")?.id ?? "")).join();
 }
 

@@ -12,7 +12,8 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.page.runs.run_files import open_runs
-from asyncrl.page.server import COOKIE, TABS, PageServer, as_json
+from asyncrl.page.server import COOKIE, PageServer, as_json
+from asyncrl.page.tabs.all_tabs import TABS
 from tests.unit.page.made_runs import write_run, write_status
 
 KEY = "secret"
