@@ -30,6 +30,7 @@ import uvloop
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from asyncrl.alarms.alarm_log import AlarmLog
 from asyncrl.app.assembly import LOGS_FOLDER, MODEL_FOLDER, VERSIONS_FILE, deployment_of, run_training
 from asyncrl.app.checks import Checked, check
 from asyncrl.app.debugging.train_only import train_on_files
@@ -329,7 +330,7 @@ def _sinks(
     run: RunConfig, run_dir: Path, history: History, trackers: Trackers, listener: Listener | None
 ) -> list[Sink]:
     """Return the destinations of rows, and tell the listener where the files are."""
-    sinks: list[Sink] = [JsonlSink(run_dir), history]
+    sinks: list[Sink] = [JsonlSink(run_dir), history, AlarmLog()]
     if run.output.use_tensorboard:
         sinks.append(TensorBoardSink(run_dir))
     sinks += trackers.sinks
