@@ -1,11 +1,17 @@
 """The page of made-up runs in headless Chromium."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 from playwright.sync_api import Route
 
+from asyncrl.page.sample_index import index
+from asyncrl.page.sample_index.step_files import read_columns
 from asyncrl.page.tabs.all_tabs import TABS
+from benchmarks.page import made_up_run
 from tests.browser import focused_after_tab_key, needs_chromium, open_tab, unlabelled
 from tests.unit.page.made_runs import write_run, write_status
 from tests.unit.page.serving import served
@@ -58,6 +64,29 @@ def test_figures_stay_when_others_appear_before_them(tmp_path: Path) -> None:
         assert last.evaluate("(each) => each.stays")
         tab.until("[...document.querySelectorAll('.drawing')].at(-1).data[0].x.length === 6")
         tab.drawn()
+        assert tab.errors == []
+
+
+def test_staleness_is_filled_in_place_while_the_index_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made_up_run.write_run(tmp_path / "indexed", range(60))
+    may_go_on = Event()
+
+    def slowly(run_dir: Path, step: int, columns: Sequence[str]) -> Any:
+        if step < 30:
+            assert may_go_on.wait(60)
+        return read_columns(run_dir, step, columns)
+
+    monkeypatch.setattr(index, "read_columns", slowly)
+    monkeypatch.setattr(index, "_STEPS_AT_ONCE", 10)
+    with served(folder) as url, open_tab(url) as tab:
+        tab.page.get_by_role("navigation").get_by_role("link", name="Staleness").click()
+        tab.page.get_by_text("30 of 60, newest first").wait_for()
+        tab.drawn()
+        tab.page.evaluate("window.stays = document.querySelector('.drawing')")
+        may_go_on.set()
+        tab.page.locator("dt:text-is('Steps in the index') + dd:text-is('60')").wait_for()
+        tab.until("document.querySelector('.drawing').data[0].x.length === 60")
+        assert tab.page.evaluate("window.stays === document.querySelector('.drawing')")
         assert tab.errors == []
 
 

@@ -1,11 +1,11 @@
-// Loads a tab again while its index or its search is incomplete.  A live run is followed by page.js instead.
+// Fetches a tab again while its index or its search is incomplete, and exchanges what changed.
 "use strict";
 
-const PROGRESS_MS = 2000;
+const PROGRESS_MS = 1000;
 
 async function showProgress() {
   if (!document.querySelector("[data-progress]")) return;
-  if (!document.getElementById("live") && !isBusy()) {
+  if (!isBusy()) {
     try {
       await refreshed();
     } catch {

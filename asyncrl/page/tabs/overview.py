@@ -198,6 +198,9 @@ def _facts(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield from _means(rows, steps[-_SUMMED:])
     if status is not None and status.reason:
         yield "Ended by", status.reason
+    if rows.num_torn:
+        torn = "1 line" if rows.num_torn == 1 else f"{rows.num_torn:,} lines"
+        yield "Skipped", f"{torn} of metrics.jsonl cannot be read"
 
 
 def _means(rows: Rows, steps: Sequence[int]) -> Iterator[tuple[str, str]]:

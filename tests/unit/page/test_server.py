@@ -231,6 +231,19 @@ def test_new_rows_appear_at_the_next_request(runs: list[Path]) -> None:
     visit(runs, body)
 
 
+def test_torn_lines_are_counted_on_the_overview(runs: list[Path]) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        assert "Skipped" not in await text_of(client, "/run/0/overview")
+        with (runs[0] / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"step": 20, "rew\n')
+        assert "1 line of metrics.jsonl cannot be read" in await text_of(client, "/run/0/overview")
+        with (runs[0] / "metrics.jsonl").open("ab") as file:
+            file.write(b"\0\0\n")
+        assert "2 lines of metrics.jsonl cannot be read" in await text_of(client, "/run/0/overview")
+
+    visit(runs, body)
+
+
 def test_settings_are_shown_as_the_difference_to_another_run(runs: list[Path]) -> None:
     async def body(client: aiohttp.ClientSession) -> None:
         text = await text_of(client, "/run/0/configuration?with=1")
