@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from asyncrl.errors import AsyncRLError
+from asyncrl.page.advising.advice import Advice
 from asyncrl.page.advising.study import study
 from asyncrl.page.advising.workers import pool_of
 
@@ -38,7 +39,7 @@ def main() -> None:
         _send({"problem": f"the simulator failed with {type(error).__name__}: {error}"})
 
 
-def _studied(request: dict[str, Any]) -> dict[str, Any]:
+def _studied(request: dict[str, Any]) -> Advice:
     processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
     with pool_of(processes) as pool:
         return study(

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Lock, Timer
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from asyncrl.daemon_threads import in_daemon_thread
+from asyncrl.page.advising.advice import Advice
 from asyncrl.rollout_log.whole_file import write_whole
 
 ADVICE_FILE = "advice.json"
@@ -45,7 +46,7 @@ class Job:
 
     run_dir: Path
     deadline_s: float = DEADLINE_S
-    advice: Mapping[str, Any] | None = None
+    advice: Advice | None = None
     """The newest advice; also in the file, unless that cannot be written."""
     answered: float = 0.0
     """When the last study was started or ended, in seconds since 1970."""
@@ -54,7 +55,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.advice = _read(self.run_dir / PAGE_FOLDER / ADVICE_FILE)
-        self.answered = float(self.advice["computed"]) if self.advice else 0.0
+        self.answered = self.advice.computed if self.advice else 0.0
 
     @property
     def progress(self) -> Progress:
@@ -99,7 +100,7 @@ class Job:
         for line in process.stdout:
             message = orjson.loads(line)
             if "advice" in message:
-                self._keep(message["advice"] | {"num_steps": num_steps})
+                self._keep(replace(Advice.of(message["advice"]), num_steps=num_steps))
                 return Progress()
             if "problem" in message:
                 return Progress(text=f"There is no advice: {message['problem'].rstrip('.')}.")
@@ -108,7 +109,7 @@ class Job:
             return Progress(text=f"There is no advice: the simulator did not end within {self.deadline_s:.0f} s.")
         return Progress(text="There is no advice: the simulator's process was killed.")
 
-    def _keep(self, advice: Mapping[str, Any]) -> None:
+    def _keep(self, advice: Advice) -> None:
         self.advice = advice
         with suppress(OSError):  # a folder that may only be read: the advice stays in memory
             path = self.run_dir / PAGE_FOLDER / ADVICE_FILE
@@ -126,13 +127,12 @@ def _kill(process: subprocess.Popen[bytes], is_late: Event) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _write(path: Path, advice: Mapping[str, Any]) -> None:
+def _write(path: Path, advice: Advice) -> None:
     path.write_bytes(orjson.dumps(advice, option=orjson.OPT_INDENT_2))
 
 
-def _read(path: Path) -> Mapping[str, Any] | None:
+def _read(path: Path) -> Advice | None:
     try:
-        found = orjson.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and "replay" in found else None
+        return Advice.of(orjson.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None  # of another version of asyncrl, or damaged: the button makes a new one

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.errors import DataError
+from asyncrl.page.advising.advice import Advice, Replay, Simulated
 from asyncrl.page.advising.job import DEADLINE_S
 from asyncrl.page.advising.stretch import acceptance_of, lengths_of, prompt_tokens_of, stretch_of
 from asyncrl.sim.calibration.calibrate import fit
@@ -86,8 +87,8 @@ def study(
     num_processes: int,
     tell: Callable[[str], None],
     plans: Sequence[Plan] = PLANS,
-) -> dict[str, Any]:
-    """Return the advice as JSON; ``tell`` gets the progress in words.  Raises DataError."""
+) -> Advice:
+    """Return the advice; ``tell`` gets the progress in words.  Raises DataError."""
     began = time.time()
     tell("Reading the newest steps of the run.")
     run = stretch_of(timeline, settings)
@@ -99,15 +100,15 @@ def study(
     plan = _plan(base, model, num_processes, plans)
     found = _search(run, base, plan, pool, tell)
     now = pool.submit(simulate, replace(base, steps=plan.steps)).result()
-    return {
-        "replay": _replayed(model, run, prompt_tokens, is_measured),
-        "now": _row("this run's setting", base, now, now),
-        "rows": [_row(name, each.setting, each.outcome, now) for name, each in found.items()],
-        "lines": [*_against_now(base, now, found), *advice(found)],
-        "split": _about_splits(base),
-        "computed": time.time(),
-        "seconds": time.time() - began,
-    }
+    return Advice(
+        replay=_replayed(model, run, prompt_tokens, is_measured),
+        now=_row("this run's setting", base, now, now),
+        rows=[_row(name, each.setting, each.outcome, now) for name, each in found.items()],
+        lines=[*_against_now(base, now, found), *advice(found)],
+        split=_about_splits(base),
+        computed=time.time(),
+        seconds=time.time() - began,
+    )
 
 
 def best_model(run: MeasuredRun, prompt_tokens: int) -> Model:
@@ -227,40 +228,40 @@ def _slots(base: Setting) -> tuple[int, ...]:
     return tuple(sorted({max(1, own // 2), own, 2 * own}))
 
 
-def _replayed(model: Model, run: MeasuredRun, prompt_tokens: int, is_measured: bool) -> dict[str, Any]:
+def _replayed(model: Model, run: MeasuredRun, prompt_tokens: int, is_measured: bool) -> Replay:
     seen = model.seen
-    return {
-        "error": seen.error,
-        "num_steps": seen.num_steps,
-        "stretch": len(run.steps),
-        "measured_s": seen.measured_s,
-        "simulated_s": seen.simulated_s,
-        "measured_median_s": seen.measured_median_s,
-        "simulated_median_s": seen.simulated_median_s,
-        "sample_error": model.sample_error,
-        "step_error": model.step_error,
-        "prompt_tokens": prompt_tokens,
-        "is_prompt_measured": is_measured,
-    }
+    return Replay(
+        error=seen.error,
+        num_steps=seen.num_steps,
+        stretch=len(run.steps),
+        measured_s=seen.measured_s,
+        simulated_s=seen.simulated_s,
+        measured_median_s=seen.measured_median_s,
+        simulated_median_s=seen.simulated_median_s,
+        sample_error=model.sample_error,
+        step_error=model.step_error,
+        prompt_tokens=prompt_tokens,
+        is_prompt_measured=is_measured,
+    )
 
 
-def _row(name: str, setting: Setting, result: SimulationResult, now: SimulationResult) -> dict[str, Any]:
-    return {
-        "name": name,
-        "staleness": setting.schedule.staleness,
-        "interval": setting.schedule.interval,
-        "slots": setting.slots_per_engine,
-        "rollout_gpus": setting.rollout_gpus,
-        "trainer_gpus": setting.gpus - setting.rollout_gpus,
-        "trained_per_s": result.trained_per_s,
-        "times_now": result.trained_per_s / now.trained_per_s,
-        "step_s": result.step_s,
-        "trainer_idle": result.trainer_idle,
-        "slots_filled": result.slots_filled,
-        "lag_mean": result.lag_mean,
-        "lag_max": result.lag_max,
-        "masked": result.masked,
-    }
+def _row(name: str, setting: Setting, result: SimulationResult, now: SimulationResult) -> Simulated:
+    return Simulated(
+        name=name,
+        staleness=setting.schedule.staleness,
+        interval=setting.schedule.interval,
+        slots=setting.slots_per_engine,
+        rollout_gpus=setting.rollout_gpus,
+        trainer_gpus=setting.gpus - setting.rollout_gpus,
+        trained_per_s=result.trained_per_s,
+        times_now=result.trained_per_s / now.trained_per_s,
+        step_s=result.step_s,
+        trainer_idle=result.trainer_idle,
+        slots_filled=result.slots_filled,
+        lag_mean=result.lag_mean,
+        lag_max=result.lag_max,
+        masked=result.masked,
+    )
 
 
 def _against_now(base: Setting, now: SimulationResult, found: Mapping[str, SearchResult]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.metrics.words import duration, percent
+from asyncrl.page.advising.advice import Advice, Replay, Simulated
 from asyncrl.page.advising.job import Job
 from asyncrl.page.runs.run_files import RunFiles
 from asyncrl.page.spans.recording import timelines_in
@@ -74,17 +75,17 @@ _BUTTON_S = 24 * 3600
 """Seconds for which the button of a page works."""
 
 
-def _said(advice: Mapping[str, Any], run: RunFiles) -> Mapping[str, Any]:
-    replay, steps = advice["replay"], run.rows.steps()
-    newer = len(steps) - advice["num_steps"]
+def _said(advice: Advice, run: RunFiles) -> Mapping[str, Any]:
+    replay, steps = advice.replay, run.rows.steps()
+    newer = len(steps) - advice.num_steps
     return {
-        "trust": trust(replay),
-        "grade": _grade(replay["error"]),
+        "trust": trust(replay.error),
+        "grade": _grade(replay.error),
         "facts": list(_facts(replay)),
-        "lines": [line[:1].upper() + line[1:] + "." for line in advice["lines"]],
-        "rows": [_cells(row) for row in (advice["now"], *advice["rows"])],
-        "split": advice["split"],
-        "age": f"Computed after {advice['num_steps']:,} steps in {duration(advice['seconds'])} minutes"
+        "lines": [line[:1].upper() + line[1:] + "." for line in advice.lines],
+        "rows": [_cells(row) for row in (advice.now, *advice.rows)],
+        "split": advice.split,
+        "age": f"Computed after {advice.num_steps:,} steps in {duration(advice.seconds)} minutes"
         + (f"; the run has {newer:,} more steps by now." if newer > 0 else "."),
     }
 
@@ -93,43 +94,43 @@ def _grade(error: float) -> str:
     return "good" if abs(error) <= _GOOD else "rough" if abs(error) <= _ROUGH else "bad"
 
 
-def trust(replay: Mapping[str, Any]) -> str:
-    """Return how far the model can be trusted, in words."""
-    off = f"{percent(abs(replay['error']))} {'longer' if replay['error'] > 0 else 'shorter'} than they were"
+def trust(error: float) -> str:
+    """Return how far a model with this error of the replay can be trusted, in words."""
+    off = f"{percent(abs(error))} {'longer' if error > 0 else 'shorter'} than they were"
     seen = f"Replayed with its own settings, the steps of this run are {off}"
     return {
         "good": f"{seen}: the simulator describes this run well.",
         "rough": f"{seen}: take the advice as a hint, and only its large gains.",
         "bad": f"{seen}: the simulator does not describe this run, and its advice is worth little.",
-    }[_grade(replay["error"])]
+    }[_grade(error)]
 
 
-def _facts(replay: Mapping[str, Any]) -> list[tuple[str, str]]:
-    prompt = f"{replay['prompt_tokens']} tokens"
+def _facts(replay: Replay) -> list[tuple[str, str]]:
+    prompt = f"{replay.prompt_tokens} tokens"
     return [
-        ("Measured", f"{replay['measured_s']:.3f} s per step"),
-        ("Simulated", f"{replay['simulated_s']:.3f} s per step"),
-        ("Medians", f"{replay['measured_median_s']:.3f} s, {replay['simulated_median_s']:.3f} s"),
-        ("Compared", f"{replay['num_steps']} of the newest {replay['stretch']} steps"),
-        ("Error for a sample", percent(replay["sample_error"])),
-        ("Error for training", percent(replay["step_error"])),
-        ("Mean prompt", prompt if replay["is_prompt_measured"] else f"{prompt} (assumed: there is no rollouts/)"),
+        ("Measured", f"{replay.measured_s:.3f} s per step"),
+        ("Simulated", f"{replay.simulated_s:.3f} s per step"),
+        ("Medians", f"{replay.measured_median_s:.3f} s, {replay.simulated_median_s:.3f} s"),
+        ("Compared", f"{replay.num_steps} of the newest {replay.stretch} steps"),
+        ("Error for a sample", percent(replay.sample_error)),
+        ("Error for training", percent(replay.step_error)),
+        ("Mean prompt", prompt if replay.is_prompt_measured else f"{prompt} (assumed: there is no rollouts/)"),
     ]
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(row: Simulated) -> tuple[str, ...]:
     return (
-        row["name"],
-        str(row["staleness"]),
-        str(row["interval"]),
-        str(row["slots"]),
-        f"{row['rollout_gpus']} + {row['trainer_gpus']}",
-        f"{row['trained_per_s']:,.0f}",
-        f"{row['times_now'] - 1:+.0%}",
-        f"{row['step_s']:.3g}",
-        percent(row["trainer_idle"]),
-        percent(row["slots_filled"]),
-        f"{row['lag_mean']:.2f} / {row['lag_max']}",
+        row.name,
+        str(row.staleness),
+        str(row.interval),
+        str(row.slots),
+        f"{row.rollout_gpus} + {row.trainer_gpus}",
+        f"{row.trained_per_s:,.0f}",
+        f"{row.times_now - 1:+.0%}",
+        f"{row.step_s:.3g}",
+        percent(row.trainer_idle),
+        percent(row.slots_filled),
+        f"{row.lag_mean:.2f} / {row.lag_max}",
     )
 
 

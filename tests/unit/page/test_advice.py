@@ -2,8 +2,9 @@
 
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import orjson
 import pytest
 
 from asyncrl.errors import DataError
+from asyncrl.page.advising.advice import Advice
 from asyncrl.page.advising.job import ADVICE_FILE, PAGE_FOLDER, Job
 from asyncrl.page.advising.stretch import MOST_STEPS, stretch_of
 from asyncrl.page.advising.study import PLANS, Plan, study
@@ -41,7 +43,7 @@ def pool() -> Iterator[Executor]:
 
 
 @pytest.fixture(scope="module")
-def found(run: tuple[Path, Setting], pool: Executor) -> tuple[Mapping[str, Any], list[str]]:
+def found(run: tuple[Path, Setting], pool: Executor) -> tuple[Advice, list[str]]:
     """A study of the run, and what it said meanwhile."""
     said: list[str] = []
     plans = [TINY]
@@ -52,32 +54,32 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return tomllib.loads((folder / "run.toml").read_text())
 
 
-def test_the_replay_of_a_run_that_the_model_describes_is_close(found: tuple[Mapping[str, Any], list[str]]) -> None:
-    replay = found[0]["replay"]
-    assert abs(replay["error"]) < 0.1
-    assert replay["num_steps"] >= 8
-    assert not replay["is_prompt_measured"]
+def test_the_replay_of_a_run_that_the_model_describes_is_close(found: tuple[Advice, list[str]]) -> None:
+    replay = found[0].replay
+    assert abs(replay.error) < 0.1
+    assert replay.num_steps >= 8
+    assert not replay.is_prompt_measured
 
 
-def test_a_study_compares_policies_with_the_setting_of_the_run(found: tuple[Mapping[str, Any], list[str]]) -> None:
+def test_a_study_compares_policies_with_the_setting_of_the_run(found: tuple[Advice, list[str]]) -> None:
     values, said = found
-    assert [row["name"] for row in values["rows"]] == ["sync", "wait S=1", "wait S=2"]
-    now = values["now"]
-    assert (now["staleness"], now["interval"], now["slots"], now["times_now"]) == (2, 1, 8, 1.0)
-    assert values["rows"][0]["times_now"] < 1.0  # synchronous steps are slower in this run
-    assert values["lines"][0].startswith("With this run's setting (S=2, k=1, N=8), the model trains ")
-    assert "take --max-staleness" in values["lines"][-1]
+    assert [row.name for row in values.rows] == ["sync", "wait S=1", "wait S=2"]
+    now = values.now
+    assert (now.staleness, now.interval, now.slots, now.times_now) == (2, 1, 8, 1.0)
+    assert values.rows[0].times_now < 1.0  # synchronous steps are slower in this run
+    assert values.lines[0].startswith("With this run's setting (S=2, k=1, N=8), the model trains ")
+    assert "take --max-staleness" in values.lines[-1]
     assert said[0] == "Reading the newest steps of the run."
     assert said[-1].startswith("Simulating other settings: ")
 
 
 def test_the_result_is_shown_with_its_trust_first(
-    run: tuple[Path, Setting], found: tuple[Mapping[str, Any], list[str]], tmp_path: Path
+    run: tuple[Path, Setting], found: tuple[Advice, list[str]], tmp_path: Path
 ) -> None:
     folder = write_run(tmp_path / "run", 25)
     (folder / "timeline.json").write_text("[]")
     (folder / PAGE_FOLDER).mkdir()
-    (folder / PAGE_FOLDER / ADVICE_FILE).write_bytes(orjson.dumps(dict(found[0]) | {"num_steps": 20}))
+    (folder / PAGE_FOLDER / ADVICE_FILE).write_bytes(orjson.dumps(replace(found[0], num_steps=20)))
     with served(folder) as url:
         page = opened(f"{url.partition('/?')[0]}/run/0/advice?{url.partition('?')[2]}")
     assert page.index("How far to trust it") < page.index("The best setting of each policy")
@@ -87,9 +89,22 @@ def test_the_result_is_shown_with_its_trust_first(
     assert page.count('<th scope="row">') == 4
 
 
+def test_an_advice_is_read_back_as_it_was_written(found: tuple[Advice, list[str]]) -> None:
+    written = orjson.loads(orjson.dumps(found[0]))
+    assert Advice.of(written) == found[0]
+    assert Advice.of(written | {"later": 1}) == found[0]
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{}", '{"replay": {"error": 0.1}}', "no JSON"])
+def test_a_file_that_is_no_advice_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / PAGE_FOLDER).mkdir()
+    (tmp_path / PAGE_FOLDER / ADVICE_FILE).write_text(text)
+    assert Job(tmp_path).advice is None
+
+
 @pytest.mark.parametrize(("error", "words"), [(0.05, "well"), (-0.2, "hint"), (0.6, "worth little")])
 def test_a_bad_replay_is_said(error: float, words: str) -> None:
-    assert words in advice.trust({"error": error})
+    assert words in advice.trust(error)
 
 
 def test_a_long_run_is_calibrated_on_its_newest_steps(tmp_path: Path) -> None:
