@@ -81,6 +81,12 @@ class TokenView:
             if places:
                 yield Part(kind=kind, title=title, tokens=[self._token(place, kind, style) for place in places])
 
+    def marks(self, start: int, stop: int) -> list[str]:
+        """Return what begins at the tokens ``start`` to ``stop`` (exclusive): other versions, and a resumption."""
+        places = {span["start"] for span in self._row["spans"]} | {self._row["resumed_at"]}
+        found = [mark for place in sorted(places) if start <= place < stop for mark in self._marks(place)]
+        return list(dict.fromkeys(found))
+
     def legend(self, colour: str) -> Sequence[Key]:
         """Return the meaning of each colour."""
         return COLOURS[colour].legend(self)
@@ -124,12 +130,12 @@ class TokenView:
         end = 0
         for number, turn in enumerate(self._row["turns"], 1):
             if turn["start"] > end:
-                yield "observation", "Observation: a tool or the environment wrote these tokens", end, turn["start"]
+                yield "observation", _observation_title(turn["start"] - end), end, turn["start"]
             end = turn["stop"]
             yield "turn", _turn_title(number, turn), turn["start"], end
         if end < len(self):
             is_rest = bool(self._row["turns"])
-            title = "Observation after the last turn" if is_rest else f"Response, ended by {self._row['finish']}"
+            title = _observation_title(len(self) - end) if is_rest else f"Response, ended by {self._row['finish']}"
             yield ("observation" if is_rest else "response"), title, end, len(self)
 
     def _token(self, place: int, kind: str, style: Callable[["TokenView", int], str]) -> Token:
@@ -157,12 +163,15 @@ class TokenView:
         )
 
     def _mark(self, place: int) -> str:
+        return " ".join(self._marks(place))
+
+    def _marks(self, place: int) -> list[str]:
         """Return what begins at a token: a resumption, or another version."""
         marks = ["resumed"] if 0 < self._row["resumed_at"] == place else []
         span = self._span_of[place]
         if span is not None and len(self._order) > 1 and self._row["spans"][span]["start"] == place:
             marks.append(f"v{self._versions[span][0]}")
-        return " ".join(marks)
+        return marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,4 +270,12 @@ def _turn_title(number: int, turn: Mapping[str, Any]) -> str:
         else f"engine call {turn['call']}"
     )
     reward = "" if turn["reward"] is None else f", reward {turn['reward']:g}"
-    return f"Turn {number}: {call}, ended by {turn['finish']}{reward}"
+    return f"Turn {number}: {_tokens(turn['stop'] - turn['start'])}, {call}, ended by {turn['finish']}{reward}"
+
+
+def _observation_title(count: int) -> str:
+    return f"Observation: {_tokens(count)}, which a tool or the environment wrote"
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count:,} tokens"

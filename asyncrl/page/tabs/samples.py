@@ -25,7 +25,7 @@ TOKEN_COLUMNS = (
     *("prompt_tokens", "tokens", "logprobs", "trainer_logprobs", "advantages", "loss_mask", "spans", "turns"),
 )
 CUT = 1_200
-"""Characters of a text in a group that are shown before a link to the whole."""
+"""Characters of a text in a group that are shown beside a link to the whole: of a response, a third from its end."""
 PROMPT_TOKENS = 1_000
 """Tokens at the end of a prompt that are shown before a link to all."""
 HEADS: Mapping[str, str] = {
@@ -52,7 +52,11 @@ class Card:
     sample: int
     facts: Sequence[tuple[str, str]]
     text: str
-    is_cut: bool
+    """The response, or its beginning."""
+    num_hidden: int
+    """Characters that are left out after ``text``."""
+    end: str
+    """What follows these."""
     link: str
 
 
@@ -209,11 +213,13 @@ def _indexed(index: SampleIndex, key: Key) -> dict[int, dict[str, str]]:
 
 def _card(row: Mapping[str, Any], numbers: Mapping[str, str], here: Mapping[str, Any], is_whole: bool) -> Card:
     text = row["response"]
+    num_hidden, num_last = 0 if is_whole else max(0, len(text) - CUT), CUT // 3
     return Card(
         sample=row["sample"],
         facts=[*_facts(row), *numbers.items()],
-        text=text if is_whole else text[:CUT],
-        is_cut=not is_whole and len(text) > CUT,
+        text=text[: CUT - num_last] if num_hidden else text,
+        num_hidden=num_hidden,
+        end=text[-num_last:] if num_hidden else "",
         link=link(here, sample=row["sample"]),
     )
 
@@ -258,6 +264,8 @@ def _sample(request: PageRequest, chosen: Filter, key: Key) -> Mapping[str, Any]
         "facts": [
             *_facts(row),
             ("Tokens", f"{len(row['tokens']):,}"),
+            ("In the loss", f"{sum(row['loss_mask']):,}"),
+            *([("Turns", f"{len(row['turns']):,}")] if row["turns"] else []),
             ("Row", f"{row['row']:,}"),
             ("Label", row["label"]),
         ],
@@ -294,10 +302,16 @@ def _tokens(request: PageRequest, view: TokenView, here: Mapping[str, Any]) -> d
         "as_table": as_table,
         "other_form": link({**this, "as": None if as_table else "table"}),
         "pages": [
-            (link(this, page=place), f"{start:,} to {min(start + PAGE_TOKENS, len(view)) - 1:,}", place == page)
-            for place, start in enumerate(starts)
+            (link(this, page=place), _page_title(view, start), place == page) for place, start in enumerate(starts)
         ],
     }
+
+
+def _page_title(view: TokenView, start: int) -> str:
+    """Return the range of a page of tokens, and what begins on it, so that a person finds where the weights changed."""
+    stop = min(start + PAGE_TOKENS, len(view))
+    marks = view.marks(start, stop)
+    return f"{start:,} to {stop - 1:,}{f' ({", ".join(marks)})' if marks else ''}"
 
 
 def _neighbours(index: SampleIndex, key: Key, sample: int, this: Mapping[str, Any]) -> dict[str, str]:

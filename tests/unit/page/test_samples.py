@@ -113,7 +113,8 @@ def test_a_group_is_shown_side_by_side(browser: Browser, folder: Path, monkeypat
     assert page.count('class="card"') == 4
     assert row["response"][:100] in page
     assert row["response"] not in page
-    assert " …</pre>" in page
+    assert f"{len(row['response']) - 200:,} characters are left out here" in page
+    assert f">{row['response'][-66:]}</pre>" in page
     whole = browser.open(f"/run/0/samples{links(page, 'Show whole texts')[0]}".partition("#")[0])
     assert row["response"] in whole
     assert unescape(page).count(row["label"]) == 1

@@ -48,8 +48,8 @@ def test_turns_and_observations_are_parts() -> None:
         ("turn", [5, 6, 7, 8]),
         ("observation", [9]),
     ]
-    assert parts[0].title == "Turn 1: engine call 0, ended by stop, reward 0.5"
-    assert parts[2].title == "Turn 2: trained text that no engine call wrote, ended by length"
+    assert parts[0].title == "Turn 1: 3 tokens, engine call 0, ended by stop, reward 0.5"
+    assert parts[2].title == "Turn 2: 4 tokens, trained text that no engine call wrote, ended by length"
     assert parts[1].tokens[0].title == "token 3, id 103, observation"
 
 
