@@ -7,7 +7,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """How well the calibrated simulator replays the run.  Times are seconds per step."""
+    """The replay of the run by the calibrated simulator.  Times are seconds per step."""
 
     error: float
     """Simulated time over measured time, minus 1."""

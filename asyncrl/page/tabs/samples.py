@@ -25,7 +25,7 @@ TOKEN_COLUMNS = (
     *("prompt_tokens", "tokens", "logprobs", "trainer_logprobs", "advantages", "loss_mask", "spans", "turns"),
 )
 CUT = 1_200
-"""Characters of a text in a group that are shown beside a link to the whole: of a response, a third from its end."""
+"""Characters of a text in a group that are shown with a link to the whole: of a response, a third from its end."""
 PROMPT_TOKENS = 1_000
 """Tokens at the end of a prompt that are shown before a link to all."""
 HEADS: Mapping[str, str] = {
@@ -56,7 +56,7 @@ class Card:
     num_hidden: int
     """Characters that are left out after ``text``."""
     end: str
-    """What follows these."""
+    """The end of the response, after these."""
     link: str
 
 
