@@ -132,7 +132,7 @@ class Journal:
             self._writer.num_queued += estimated_bytes(item)
         if isinstance(item, End) or self._writer.num_queued >= self._full_at:
             self._full_at = self._writer.num_queued + COMMIT_BYTES
-            self._writer.full.set()
+            self._writer.due.set()
 
     async def _confirmed(self, sequence: int) -> None:
         if self._is_confirmed(sequence):
@@ -140,6 +140,7 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         waiter = self._loop.create_future()
         self._waiting.append((sequence, waiter))
+        self._writer.due.set()
         self._release()  # a commit between the look above and the append has not seen the waiter
         await waiter
 

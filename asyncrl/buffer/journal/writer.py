@@ -27,7 +27,7 @@ from asyncrl.unhurried import unhurried
 logger = logging.getLogger(__name__)
 
 COMMIT_S = 0.05
-"""Seconds from the first record of a commit to its write."""
+"""Seconds from the first record of a commit to its write, unless the loop waits for it."""
 COMMIT_BYTES = 1 << 20
 """Bytes of a commit that is written at once."""
 IDLE_S = 1.0
@@ -60,7 +60,7 @@ type Item = tuple[int, Record | Checkpointed | End]
 class JournalWriter:
     """The writer's side of a journal.
 
-    Invariants: the event loop's thread only appends to ``queue``, sets ``wake`` and ``full``, and adds to
+    Invariants: the event loop's thread only appends to ``queue``, sets ``wake`` and ``due``, and adds to
     ``num_queued``.  Everything else here belongs to the writer's thread, but for ``synced`` and ``is_off``, which any
     thread may read.
     """
@@ -77,8 +77,8 @@ class JournalWriter:
         """``on_commit`` is called in the thread after each commit."""
         self.queue = deque[Item]()
         self.wake = Event()
-        self.full = Event()
-        """Ends the wait for more records of a commit."""
+        self.due = Event()
+        """Ends the wait for more records of a commit: it is full, or the loop waits for it."""
         self.num_queued = 0
         """Estimated bytes of all groups that were ever queued; only the event loop's thread changes it."""
         self._num_converted = 0
@@ -123,9 +123,11 @@ class JournalWriter:
         """Wait until a commit is due, and convert its records."""
         self.wake.clear()
         if self.queue:
-            self.full.clear()
             if self.num_queued - self._num_converted < COMMIT_BYTES:
-                self.full.wait(COMMIT_S)
+                self.due.wait(COMMIT_S)
+            # Invariant: cleared before the queue is read, so a record whose writer set it is in this commit, or the
+            # event is set for the next one.
+            self.due.clear()
         for _ in unhurried(self._steps()):
             pass
 

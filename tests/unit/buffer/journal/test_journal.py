@@ -69,6 +69,20 @@ def test_records_of_one_moment_are_one_commit(tmp_path: Path) -> None:
     assert len(records(tmp_path)) == 51
 
 
+def test_a_commit_that_is_waited_for_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next batch may wait for it."""
+    monkeypatch.setattr("asyncrl.buffer.journal.writer.COMMIT_S", 30.0)
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 0)
+        for _ in range(20):  # the thread may wake between the two calls, or after them
+            await journal.durable(journal.append(Wasted(num_tokens=1)))
+        await journal.close()
+
+    run(work())
+    assert len(records(tmp_path)) == 20
+
+
 def test_a_full_commit_does_not_wait_for_the_rest_of_its_time(tmp_path: Path) -> None:
     num_tokens = COMMIT_BYTES // 16
     disk = CountingDisk()
