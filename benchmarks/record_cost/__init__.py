@@ -1,0 +1,1 @@
+"""The cost of a run's records in trained tokens per second."""

@@ -1,0 +1,37 @@
+from typing import Any
+
+import pytest
+
+from benchmarks.record_cost.__main__ import FIRST_BLOCKS, LEFT_OUT, cost_of
+from benchmarks.record_cost.program import is_with
+
+BLOCK = 5
+
+
+def rows(num_steps: int, cost: float) -> list[dict[str, Any]]:
+    """Steps of 100 tokens in a second, or ``cost`` seconds longer where records are written."""
+    return [
+        {"tokens/trained": 100 * (step + 1), "time/step_s": 1.0 + cost * is_with(step, BLOCK)}
+        for step in range(num_steps)
+    ]
+
+
+def test_the_ratio_is_that_of_neighbouring_blocks() -> None:
+    cost = cost_of(rows(8 * BLOCK, 0.25), BLOCK)
+    assert cost.num_pairs == 3
+    assert (cost.tokens_per_s_with, cost.tokens_per_s_without) == (80.0, 100.0)
+    assert cost.ratio == pytest.approx(0.8)
+    assert cost.error == pytest.approx(0.0)
+
+
+def test_the_first_steps_of_a_block_do_not_count() -> None:
+    told = rows(8 * BLOCK, 0.0)
+    for step, row in enumerate(told):
+        if step % BLOCK < LEFT_OUT or step < FIRST_BLOCKS * BLOCK:
+            row["time/step_s"] = 50.0
+    assert cost_of(told, BLOCK).ratio == pytest.approx(1.0)
+
+
+def test_a_run_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ValueError, match="two are needed"):
+        cost_of(rows(5 * BLOCK, 0.0), BLOCK)
