@@ -70,6 +70,7 @@ def cost_of(rows: Sequence[Mapping[str, Any]], block: int) -> Cost:
 
 def measured(asked: argparse.Namespace, out: Path) -> Path:
     """Run for the wanted steps, and return the file of rows."""
+    out.mkdir(parents=True, exist_ok=True)
     program = [sys.executable, "-m", "benchmarks.record_cost.program", asked.subject, str(asked.block)]
     longer = str(2 * asked.steps)  # the last step waits for a checkpoint and an evaluation
     flags = ["--config", asked.config, "--num-rollout", longer, "--save", str(out / "saved")]
