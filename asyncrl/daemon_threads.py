@@ -19,6 +19,8 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
+from asyncrl import mischief
+
 type Job = tuple[Future[Any], Callable[[], Any]]
 
 
@@ -33,8 +35,12 @@ def in_daemon_thread[T](work: Callable[[], T], name: str) -> Future[T]:
 async def off_loop[T](work: Callable[[], T], name: str) -> T:
     """Return the result of ``work``, which runs in a daemon thread.
 
-    Cancelling this does not end the thread, which nothing waits for any more.
+    Cancelling this does not end the thread, which nothing waits for any more.  A simulation has no threads: there
+    ``work`` runs on the loop.
     """
+    if mischief.is_installed():
+        await asyncio.sleep(0)
+        return work()
     return await asyncio.wrap_future(in_daemon_thread(work, name))
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncrl import mischief
 from asyncrl.engines.megatron.checkpoint.checksums import Part, write_checksums
 from asyncrl.engines.megatron.checkpoint.directory import (
     PARTIAL,
@@ -97,11 +98,14 @@ def commit(target: Target, notes: bytes, parts: Mapping[str, Iterable[Part]]) ->
     """
     partial, folder = target.partial, target.folder
     _write(partial / RUN_FILE, notes)
+    mischief.at("checkpoint without checksums")
     write_checksums(partial, parts)
     for path in (*partial.iterdir(), partial):  # Megatron and torch do not flush the end of some files to the disk
         sync(path)
     check(target.claim)
+    mischief.at("checkpoint without its name")
     _replace(folder, partial)
+    mischief.at("checkpoint that is not the latest")
     sync(folder.parent)
     _name_latest(target.claim, str(target.step))
     shutil.rmtree(outdated_of(folder), ignore_errors=True)
@@ -136,6 +140,7 @@ def _replace(folder: Path, partial: Path) -> None:
     if is_moved:  # the run was resumed from an earlier checkpoint
         shutil.rmtree(outdated, ignore_errors=True)
         folder.rename(outdated)
+        mischief.at("checkpoint that is being replaced")
     try:
         partial.rename(folder)
     except OSError:
@@ -155,7 +160,9 @@ def _rename_tracker(root: Path, name: str, writer: str, claim: Claim | None = No
     _write(partial, name.encode())
     if claim is not None:
         check(claim)
+    mischief.at("tracker without its name")
     partial.rename(tracker)
+    mischief.at("tracker in its place")
     sync(root)
 
 
@@ -177,6 +184,7 @@ def _delete_old(target: Target) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
+        mischief.at("empty file")
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -42,15 +42,21 @@ class HttpClient:
     Every method raises EngineTimeout, EngineLost or EngineRejected.
     """
 
-    def __init__(self, key: str | None = None) -> None:
-        """Send ``key`` with every request as ``Authorization: Bearer``; None for servers that want none."""
+    def __init__(
+        self, key: str | None = None, open_session: Callable[[Mapping[str, str]], aiohttp.ClientSession] | None = None
+    ) -> None:
+        """Send ``key`` with every request as ``Authorization: Bearer``; None for servers that want none.
+
+        ``open_session`` opens the session of a pool, with headers for every request; a simulation replaces it.
+        """
         self._key = key
+        self._open_session = open_session or _session
 
     async def __aenter__(self) -> Self:
         authorization = {} if self._key is None else _authorization(self._key)
         self._streams = Streams(_CONNECT_S, _KEEP_ALIVE_S, authorization)
-        self._data = _session(authorization)
-        self._control = _session(authorization)
+        self._data = self._open_session(authorization)
+        self._control = self._open_session(authorization)
         return self
 
     async def __aexit__(

@@ -1,0 +1,264 @@
+"""One life: processes that end and resume on one disk, until all steps are trained or an oracle does not hold."""
+
+import errno
+import random
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asyncrl import mischief
+from asyncrl.engines.megatron.checkpoint.checksums import check_files
+from asyncrl.engines.megatron.checkpoint.directory import latest, read_notes
+from asyncrl.engines.megatron.checkpoint.lease import Claim, release, take
+from asyncrl.engines.megatron.checkpoint.writes import fence
+from asyncrl.errors import AsyncRLError, ConfigError, Stalled
+from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
+from asyncrl.sim.clock import Deadlock
+from asyncrl.sim.faults.loop import Killed, LifeLoop, run_life
+from asyncrl.sim.faults.plan import CALM_S, Fault, Setting, Weather
+from asyncrl.sim.faults.process import Process
+from asyncrl.sim.faults.trainer import read_step
+from asyncrl.sim.faults.witness import Saved, Violation
+
+BOUND_S = 3000.0
+"""Virtual seconds after the last fault within which all steps must be trained."""
+
+
+class TooLong(KeyboardInterrupt):
+    """The life has not ended within BOUND_S after its last fault."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """The result of one life."""
+
+    violation: Violation | None
+    happened: Counter[str]
+    num_processes: int
+    ends: list[str]
+    """The end of each process."""
+    seconds: float
+    """Virtual seconds."""
+    lines: list[str] = field(default_factory=list)
+    """Events, if they were asked for."""
+
+
+class Life:
+    """One life, which ``run`` runs once."""
+
+    def __init__(self, setting: Setting, faults: Sequence[Fault], folder: Path, *, is_traced: bool = False) -> None:
+        """``folder`` exists and is empty: the disk of the life."""
+        self._setting = setting
+        self._faults = sorted(faults, key=lambda fault: fault.at)
+        self._folder = folder
+        self._is_traced = is_traced
+        self.lines = list[str]()
+        self._loop = LifeLoop()
+        self._before_s = 0.0
+        self._weather = Weather(setting.num_engines, self._now, self._note)
+        self._saved = defaultdict[int, list[Saved]](list)
+        self._rows = dict[tuple[int, str], FailedRow]()
+        self._ends = list[str]()
+        self._disk_countdown: int | None = None
+
+    def run(self) -> Outcome:
+        """Live to the end, and return what was found."""
+        violation = None
+        random.seed(1)  # asyncrl.outages draws its jitter from the global generator
+        (self._folder / "save").mkdir()
+        try:
+            while not self._is_complete():
+                self._one_process()
+        except Violation as error:
+            violation = error
+        return Outcome(
+            violation=violation,
+            happened=self._weather.happened,
+            num_processes=len(self._ends),
+            ends=self._ends,
+            seconds=self._before_s,
+            lines=self.lines,
+        )
+
+    def _is_complete(self) -> bool:
+        return bool(self._ends) and self._ends[-1] == "done"
+
+    # ---- one process
+
+    def _one_process(self) -> None:
+        claim = take(self._folder / "save", self._note)
+        fence(claim)
+        origin, before = self._origin()
+        if before is not None and before.state.step >= self._setting.num_steps:
+            self._ends.append("done")
+            return
+        self._loop = LifeLoop()
+        process = self._process(claim, origin, before)
+        self._schedule(process)
+        end = self._lived(process)
+        release(claim)
+        self._note(f"END of process {len(self._ends)}: {end}")
+        self._ends.append(end)
+        if end.startswith("error") and self._began_s >= CALM_S:
+            raise Violation("no error without a fault", end)
+
+    def _process(self, claim: Claim, origin: Path | None, before: Saved | None) -> Process:
+        quarantine = Quarantine(
+            self._setting.max_row_failures,
+            list(self._rows.values()),
+            lambda row: self._rows.update({(row.row, row.digest): row}),
+        )
+        return Process(
+            setting=self._setting,
+            weather=self._weather,
+            claim=claim,
+            weights_folder=self._folder / f"weights-{len(self._ends)}",
+            quarantine=quarantine,
+            before=before,
+            note=self._note,
+            origin=origin,
+        )
+
+    def _lived(self, process: Process) -> str:
+        """Run a process, and return how it ended.  Raises Violation."""
+        self._began_s = self._before_s
+        loop = self._loop
+        try:
+            with mischief.installed(self._at_point):
+                run_life(loop, process.main())
+            end = "done" if process.is_done else "early end"
+        except Killed:
+            end = "killed"
+        except TooLong:
+            raise Violation("progress", f"not done {BOUND_S:g} s after the last fault") from None
+        except Deadlock as error:
+            raise Violation("progress", f"every task waits for ever, {error}") from error
+        except Stalled as error:
+            raise Violation("progress", str(error)) from error
+        except AsyncRLError as error:
+            end = f"error {type(error).__name__}: {error}"
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation("no bug", f"{type(error).__name__}: {error}") from error
+        finally:
+            self._close(process)
+        if loop.complaints and end != "killed":
+            raise Violation("no unhandled error", loop.complaints[0])
+        return end
+
+    def _close(self, process: Process) -> None:
+        self._before_s += self._loop.time()
+        for step, saved in process.witness.saved.items():
+            self._saved[step].append(saved)
+        self._loop.drop()
+
+    # ---- faults
+
+    def _now(self) -> float:
+        return self._before_s + self._loop.time()
+
+    def _schedule(self, process: Process) -> None:
+        """Set the timers of the faults that are still to come."""
+        loop, before_s = self._loop, self._before_s
+        for fault in self._faults:
+            if fault.at >= before_s:
+                loop.call_at(fault.at - before_s, self._begin, fault, process)
+        loop.call_at(max(0.0, CALM_S - before_s), self._calm)
+        loop.call_at(max(0.0, CALM_S - before_s) + BOUND_S, _too_long)
+
+    def _calm(self) -> None:
+        self._weather.clear()
+        self._disk_countdown = None
+
+    def _begin(self, fault: Fault, process: Process) -> None:
+        act: dict[str, Callable[[Fault, Process], None]] = {
+            "kill": self._kill,
+            "kill_on_disk": self._kill_on_disk,
+            "die": self._die,
+            "sigterm": self._end_early,
+            "clock_jump": self._jump_clock,
+            "blocked_loop": self._block,
+        }
+        act.get(fault.kind, lambda fault, _: self._weather.begin(fault))(fault, process)
+
+    def _kill(self, fault: Fault, process: Process) -> None:
+        self._weather.count(fault)
+        self._loop.kill_after(int(fault.amount * 100))
+
+    def _kill_on_disk(self, fault: Fault, process: Process) -> None:
+        self._weather.begin(fault)
+        self._disk_countdown = int(fault.amount * 12)
+
+    def _die(self, fault: Fault, process: Process) -> None:
+        engine = process.engines[fault.where % len(process.engines)]
+        if engine.is_up:
+            self._weather.count(fault)
+            engine.die()
+
+    def _end_early(self, fault: Fault, process: Process) -> None:
+        if process.early_end.ask("SIGTERM", 10.0):
+            self._weather.count(fault)
+
+    def _jump_clock(self, fault: Fault, process: Process) -> None:
+        self._weather.count(fault)
+        self._loop.jump(fault.amount * 100)
+
+    def _block(self, fault: Fault, process: Process) -> None:
+        self._weather.count(fault)
+        self._loop.jump(fault.amount * 4)
+
+    def _at_point(self, name: str) -> None:
+        """Act at a point of the real code: the disk is full, or the process ends."""
+        if self._disk_countdown is not None:
+            self._disk_countdown -= 1
+            if self._disk_countdown < 0:
+                self._disk_countdown = None
+                if self._weather.take("kill_on_disk"):
+                    self._note(f"killed at: {name}")
+                    raise Killed
+        if self._weather.take("disk_full"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    # ---- the disk
+
+    def _origin(self) -> tuple[Path | None, Saved | None]:
+        """Return the checkpoint to resume from.  Raises Violation if it is torn, or not what was saved."""
+        try:
+            folder = latest(self._folder / "save")
+            if folder is None:
+                return None, None
+            check_files(folder)
+            notes = read_notes(folder)
+        except (AsyncRLError, ConfigError) as error:
+            raise Violation("the latest checkpoint is complete", str(error)) from error
+        if notes is None:
+            raise Violation("the latest checkpoint is complete", f"{folder} has no notes")
+        return folder, self._found(folder, notes["run"]["state"])
+
+    def _found(self, folder: Path, found: object) -> Saved:
+        step = read_step(folder)
+        for saved in reversed(self._saved[step]):
+            if saved.is_found(found):
+                self._note(f"resume from {folder.name}: {saved.state.prompts_taken} prompts taken")
+                return saved
+        raise Violation("resumed state is the saved state", f"{folder.name} has {found}")
+
+    def _note(self, line: str) -> None:
+        if self._is_traced:
+            self.lines.append(f"{self._now():9.3f}  {line}")
+
+
+def _too_long() -> None:
+    raise TooLong
+
+
+def live(setting: Setting, faults: Sequence[Fault], scratch: Path, *, is_traced: bool = False) -> Outcome:
+    """Live one life, with a folder in ``scratch`` as its disk."""
+    folder = scratch / "life"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return Life(setting, faults, folder, is_traced=is_traced).run()
+

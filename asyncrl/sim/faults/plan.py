@@ -1,0 +1,253 @@
+"""The plan of a life, drawn from its seed: the settings of the run, and the faults with their times.
+
+A fault of a *moment* is armed at its time and happens at the next opportunity, such as the next command to its engine.
+A fault of a *period* begins at its time.  A fault is counted once it has had an effect.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Mode = Literal["in_place", "retract", "abort"]
+
+FAULTS_S = 40.0
+"""Seconds of a life in which faults begin."""
+CALM_S = 60.0
+"""Seconds of a life after which no fault is left: the longest period is over, and armed faults are given up."""
+LONGEST_S = 25.0
+"""Longest period of a fault in seconds: beyond every deadline of the run, far below the watchdog's."""
+
+PATH_MOMENTS = ("drop", "drop_command", "duplicate_command", "duplicate_bytes", "reset_command", "cut", "cut_by_fin")
+PATH_PERIODS = ("delay", "partition")
+ENGINE_MOMENTS = ("refuse_4xx", "refuse_5xx", "unknown_version")
+ENGINE_PERIODS = ("hang", "slow", "trainer_partition")
+USER_MOMENTS = ("reward_raises", "reward_hangs", "filter_raises")
+USER_PERIODS = ("reward_outage",)
+TRAINER_MOMENTS = ("step_fails", "step_not_finite", "disk_full", "torn_file", "checkpoint_fails")
+PROCESS = ("kill", "kill_on_disk", "sigterm", "clock_jump", "blocked_loop")
+KINDS = (
+    *PATH_MOMENTS,
+    *PATH_PERIODS,
+    *ENGINE_MOMENTS,
+    *ENGINE_PERIODS,
+    "die",
+    *USER_MOMENTS,
+    *USER_PERIODS,
+    *TRAINER_MOMENTS,
+    *PROCESS,
+)
+PERIODS = frozenset((*PATH_PERIODS, *ENGINE_PERIODS, *USER_PERIODS))
+_OFTEN = ("kill", "kill", "die", "die", "cut", "reset_command")
+"""Kinds that are drawn more often, because they lead to the most code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The settings of the run of one life."""
+
+    num_engines: int
+    num_slots: int
+    groups_per_step: int
+    group_size: int
+    staleness: int
+    interval: int
+    """Steps between weight updates; at most ``staleness + 1``."""
+    num_steps: int
+    stale: Literal["wait", "mask", "drop"]
+    partial: bool
+    mask_resumed: bool
+    rejected: int
+    """Per cent of the prompts whose groups the filter drops."""
+    mode: Mode
+    has_stamps: bool
+    """Whether engines stamp each token with its version, as with the plug-in."""
+    has_direct: bool
+    """Whether engines receive all buckets in one request from the second update on."""
+    is_copied: bool
+    """Whether the trainer sends a copy of its weights while it trains."""
+    has_router: bool
+    by_disk: bool
+    """Whether weights go through a folder instead of a group."""
+    num_buckets: int
+    save_interval: int
+    saves_in_background: bool
+    writing_s: float
+    train_s: float
+    token_s: float
+    chunk: int
+    longest: int
+    """Tokens of the longest answer."""
+    max_new_tokens: int
+    rows: int
+    max_row_failures: int
+    over_sampling: int | None
+    temperature: float
+    retries: int
+    """Attempts of a sample after failures."""
+    moves: bool
+    """Whether a restarted engine has another address."""
+    aborts_on_disconnect: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault of a life."""
+
+    number: int
+    kind: str
+    at: float
+    """Seconds since the life began, over all its processes."""
+    where: int
+    """Number of an engine, taken modulo the number of engines."""
+    amount: float
+    """Between 0 and 1: how long a period lasts, which status is sent, and the like."""
+
+    @property
+    def seconds(self) -> float:
+        """Length of a period."""
+        return 0.2 + self.amount**2 * (LONGEST_S - 0.2)
+
+    def __str__(self) -> str:
+        return f"{self.at:7.3f} s  {self.kind} (engine {self.where}, amount {self.amount:.3f})"
+
+
+def drawn(seed: int) -> tuple[Setting, tuple[Fault, ...]]:
+    """Return the settings and the faults of the life with this seed."""
+    rng = random.Random(seed)
+    return _setting(rng), _faults(rng)
+
+
+def _setting(rng: random.Random) -> Setting:
+    pick: Callable[[Sequence[Any]], Any] = rng.choice
+    staleness, groups = pick((0, 1, 1, 2, 3)), pick((1, 1, 2))
+    return Setting(
+        num_engines=pick((1, 2, 2, 3, 4)),
+        num_slots=pick((1, 2, 4, 6)),
+        groups_per_step=groups,
+        group_size=pick((1, 2, 3)),
+        staleness=staleness,
+        interval=rng.randint(1, min(staleness + 1, 3)),
+        num_steps=pick((1, 2, 3)) + min(staleness, 2) + 2,
+        stale=pick(("wait", "wait", "mask", "drop")),
+        partial=pick((False, True)),
+        mask_resumed=pick((False, False, True)),
+        rejected=pick((0, 0, 30)),
+        mode=pick(("in_place", "retract", "abort")),
+        has_stamps=pick((True, True, False)),
+        has_direct=pick((True, False)),
+        is_copied=pick((True, True, False)),
+        has_router=pick((False, True)),
+        by_disk=pick((False, False, False, True)),
+        num_buckets=pick((1, 2)),
+        save_interval=pick((1, 1, 2, 3)),
+        saves_in_background=pick((True, True, False)),
+        writing_s=pick((0.01, 0.3, 2.0)),
+        train_s=pick((0.05, 0.5, 2.0)),
+        token_s=pick((0.02, 0.1, 0.3)),
+        chunk=pick((1, 2, 4)),
+        longest=pick((2, 6, 12)),
+        max_new_tokens=pick((5, 12)),
+        rows=pick((3, 7, 1000, 1000)),
+        max_row_failures=pick((0, 0, 2)),
+        over_sampling=pick((None, None, 2 * groups)),
+        temperature=pick((0.9, 0.9, 1.0)),
+        retries=pick((2, 5)),
+        moves=pick((False, True)),
+        aborts_on_disconnect=pick((False, True)),
+    )
+
+
+def _faults(rng: random.Random) -> tuple[Fault, ...]:
+    window = rng.choice((1.0, 4.0, 10.0, FAULTS_S))
+    kinds = (*KINDS, *_OFTEN)
+    return tuple(
+        Fault(
+            number=number,
+            kind=rng.choice(kinds),
+            at=round(rng.random() * window, 3),
+            where=rng.randrange(4),
+            amount=round(rng.random(), 3),
+        )
+        for number in range(rng.choice((0, 1, 2, 3, 4, 6, 9)))
+    )
+
+
+class Weather:
+    """The faults that are armed or last at present, and the counts of those that happened."""
+
+    def __init__(self, num_engines: int, now: Callable[[], float], note: Callable[[str], None]) -> None:
+        """``now`` returns the seconds of the life so far.  ``note`` gets a line for each fault that happens."""
+        self._num_engines = num_engines
+        self._now = now
+        self._note = note
+        self._armed = list[Fault]()
+        self._lasting = list[tuple[float, Fault]]()
+        self.happened = Counter[str]()
+        self._counted = set[int]()
+        self.numbers = dict[str, int]()
+        """The number of the engine at each address."""
+
+    def begin(self, fault: Fault) -> None:
+        """Arm a fault of a moment, or begin a period."""
+        if fault.kind in PERIODS:
+            self._lasting.append((fault.at + fault.seconds, fault))
+        else:
+            self._armed.append(fault)
+
+    def clear(self) -> None:
+        """Give up everything that is armed or lasts."""
+        self._armed.clear()
+        self._lasting.clear()
+
+    def take(self, kind: str, netloc: str | None = None) -> Fault | None:
+        """Return an armed fault, which happens now; None if there is none at this place."""
+        if not self._armed:
+            return None
+        for fault in self._armed:
+            if fault.kind == kind and (netloc is None or self._is_at(fault, netloc)):
+                self._armed.remove(fault)
+                self.count(fault)
+                return fault
+        return None
+
+    def lasting(self, kind: str, netloc: str | None = None) -> float:
+        """Return the seconds for which a period still lasts at this place; 0 if there is none."""
+        if not self._lasting:
+            return 0.0
+        now = self._now()
+        left_s = 0.0
+        for until, fault in self._lasting:
+            if fault.kind == kind and until > now and (netloc is None or self._is_at(fault, netloc)):
+                self.count(fault)
+                left_s = max(left_s, until - now)
+        return left_s
+
+    def delay_s(self, netloc: str) -> float:
+        """Return the seconds by which a message on this path is late."""
+        if not self._lasting:
+            return 0.0
+        slow_s = 0.3 if self.lasting("delay", netloc) else 0.0
+        return max(slow_s, self.lasting("partition", netloc))
+
+    def refusal(self, netloc: str) -> int | None:
+        """Return the status with which the next request is refused."""
+        if not self._armed:
+            return None
+        if self.take("refuse_4xx", netloc):
+            return 400
+        if fault := self.take("refuse_5xx", netloc):
+            return (429, 500, 503)[int(fault.amount * 2.999)]
+        return None
+
+    def count(self, fault: Fault) -> None:
+        """Count a fault that has an effect."""
+        if fault.number not in self._counted:
+            self._counted.add(fault.number)
+            self.happened[fault.kind] += 1
+            self._note(f"FAULT {fault}")
+
+    def _is_at(self, fault: Fault, netloc: str) -> bool:
+        number = self.numbers.get(netloc)
+        return number is not None and number == fault.where % self._num_engines
