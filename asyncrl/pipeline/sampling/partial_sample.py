@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Mapping, Sequence
 
+from asyncrl.errors import EngineLost
 from asyncrl.token_columns import Routes, TokenSets, completed, joined_sets
 from asyncrl.types import Chunk, FinishReason, Floats, GroupId, Sample, Span, Weights
 
@@ -46,8 +47,11 @@ class PartialSample:
     def extend(self, chunk: Chunk) -> None:
         """Append a chunk; its tokens extend the last span if the same weights generated them.
 
-        Raises KeyError for an unknown version.
+        Raises EngineLost, with the sample unchanged, for a version that was never published.
         """
+        # Invariant: looked up before anything changes.  The request is sent again after the tokens that are here.
+        if (weights := self._published.get(chunk.version)) is None:
+            raise EngineLost(f"an engine names weight version {chunk.version}, which was never published")
         if chunk.routes is not None and self.routes_from is not None:
             self._routes.append(chunk.routes)
             self.routes_from += len(chunk.routes)
@@ -59,7 +63,6 @@ class PartialSample:
         self._logprobs.extend(chunk.logprobs)
         self._kept.append((stop - start, chunk.kept))
         self._top.append((stop - start, chunk.top))
-        weights = self._published[chunk.version]
         if self._spans and self._spans[-1].weights == weights:
             start = self._spans.pop().start
         self._spans.append(Span(weights=weights, start=start, stop=stop))

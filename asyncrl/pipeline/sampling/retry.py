@@ -48,9 +48,9 @@ class RetryingEngine:
 
         def keep(chunk: Chunk) -> None:
             nonlocal num_routes
+            on_chunk(chunk)  # first: a chunk that is refused is not kept
             chunks.append(chunk.token_ids)
             num_routes += 0 if chunk.routes is None else len(chunk.routes)
-            on_chunk(chunk)
 
         while True:
             await self._open.wait()

@@ -85,11 +85,11 @@ class Answer:
     def take(self, event: Mapping[str, Any]) -> None:
         """Pass the tokens of ``event`` to ``on_chunk``, and note the finish reason.
 
-        Raises EngineLost or EngineRejected.
+        Raises EngineLost, also for weights of another run, or EngineRejected.
         """
         _raise_for_error(event)
         meta = event["meta_info"]
-        reason = self._reason(meta)
+        reason, stamp = self._reason(meta), _number(meta["weight_version"])  # both may raise: before any token is passed
         new = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
         entries = meta["output_token_logprobs"]
         new, tokens = self._with_routes(self._over_kept(new, entries), entries, reason), new.token_ids
@@ -97,7 +97,7 @@ class Answer:
             self._on_chunk(new.chunk(start, stop, version))
             self._version = max(self._version, version)
         self._num_tokens += len(tokens)
-        self._version = max(self._version, self._trail.oldest_possible(int(meta["weight_version"]), self._clock()))
+        self._version = max(self._version, self._trail.oldest_possible(stamp, self._clock()))
         if self._sampling.stop:
             self._text = _end_of(self._text, self._sampling) + event["text"]
         self.reason = (self._own_end(tokens) if reason is FinishReason.ABORT else reason) or self.reason
@@ -164,7 +164,7 @@ class Answer:
         for version, length in versions:
             stop = min(start + length, num_tokens)
             if stop > start:
-                runs.append((int(version), start, stop))
+                runs.append((_number(version), start, stop))
             start = stop
         return runs
 
@@ -180,6 +180,14 @@ class Answer:
             return FinishReason.LENGTH
         has_stopped = tokens and any(text in self._text for text in sampling.stop)
         return FinishReason.STOP if has_stopped else FinishReason.ABORT
+
+
+def _number(label: object) -> int:
+    """Return a weight version.  Raises EngineLost for a label that no update of this run gave: ``default``."""
+    try:
+        return int(str(label))
+    except ValueError as error:
+        raise EngineLost(f"the server has weights {label!r}, which no update of this run gave") from error
 
 
 def _end_of(text: str, sampling: SamplingParams) -> str:

@@ -173,6 +173,16 @@ def test_stamps_that_do_not_fit_their_tokens_are_ignored(stamps: list[str]) -> N
     assert [(chunk.version, chunk.token_ids) for chunk in chunks] == [(4, (1, 2)), (5, (3,))]
 
 
+@pytest.mark.parametrize("stamps", [["default"], None], ids=["with stamps", "without"])
+def test_an_engine_with_weights_of_no_update_is_lost(stamps: list[str] | None) -> None:
+    foreign = event([8], 5, stamps).replace(b'"weight_version":"5"', b'"weight_version":"default"')
+    chunks, end, aborted = generate(sending(event([7], 4, stamps and ["4"]), foreign, event([9], 5, type="length")))
+    assert tokens(chunks) == [7]
+    assert isinstance(end, EngineLost)
+    assert "'default'" in str(end)
+    assert len(aborted) == 1
+
+
 def test_silence_is_a_timeout_and_the_request_is_aborted() -> None:
     chunks, end, aborted = generate(stalling, idle_s=1.0)
     assert tokens(chunks) == [7]
