@@ -22,6 +22,8 @@ LATENCY_S = 0.002
 Reply = Callable[[int, object], None]
 """Answers a command with a status and a JSON value."""
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_REPEATABLE = ("/abort_request", "/pause_generation", "/continue_generation", "/generate", "/server_info")
+"""Commands that a proxy may deliver twice without a change of their meaning; no member joins a group twice."""
 _WORDS = {400: "Bad Request", 429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable"}
 
 
@@ -219,7 +221,7 @@ class _Exchange:
         try:
             if not weather.take("drop_command", self._netloc):
                 self._later(self._ask)
-            if weather.take("duplicate_command", self._netloc):
+            if self._path in _REPEATABLE and weather.take("duplicate_command", self._netloc):
                 self._later(self._ask)
             self.status, self._text = await self._answer
         finally:

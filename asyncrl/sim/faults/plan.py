@@ -123,13 +123,13 @@ def _setting(rng: random.Random) -> Setting:
     pick: Callable[[Sequence[Any]], Any] = rng.choice
     staleness, groups = pick((0, 1, 1, 2, 3)), pick((1, 1, 2))
     return Setting(
-        num_engines=pick((1, 2, 2, 3, 4)),
+        num_engines=pick((1, 1, 2, 2, 3, 4)),
         num_slots=pick((1, 2, 4, 6)),
         groups_per_step=groups,
-        group_size=pick((1, 2, 3)),
+        group_size=pick((1, 1, 2, 3)),
         staleness=staleness,
         interval=rng.randint(1, min(staleness + 1, 3)),
-        num_steps=pick((1, 2, 3)) + min(staleness, 2) + 2,
+        num_steps=pick((1, 1, 2)) + min(staleness, 2) + 1,
         stale=pick(("wait", "wait", "mask", "drop")),
         partial=pick((False, True)),
         mask_resumed=pick((False, False, True)),
