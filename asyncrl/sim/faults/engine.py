@@ -89,9 +89,11 @@ class SimEngine:
         if not self.is_up:
             return
         self.is_up = False
-        for call in self._calls.values():
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
             _stop(call)
-        self._calls.clear()
+            if call.connection not in self._network.connections:  # a router's
+                call.connection.lose(ConnectionResetError("the engine has died"))
         self._waiting.clear()
         self._collectives.leave(self.number)
         self._network.reset(self.netloc)

@@ -99,10 +99,19 @@ class Life:
         self._schedule(process)
         end = self._lived(process)
         release(claim)
+        self._check_saved(process, end)
         self._note(f"END of process {len(self._ends)}: {end}")
         self._ends.append(end)
         if end.startswith("error") and self._began_s >= CALM_S:
             raise Violation("no error without a fault", end)
+
+    def _check_saved(self, process: Process, end: str) -> None:
+        """Check that a run which ended well has left the checkpoint that it promised."""
+        promised = self._setting.num_steps if end == "done" else process.early_end.saved_step
+        if promised is not None and end in ("done", "early end"):
+            folder, _ = self._origin()
+            if folder is None or read_step(folder) != promised:
+                raise Violation("the latest checkpoint is complete", f"{end}, but step {promised} is not saved")
 
     def _process(self, claim: Claim, origin: Path | None, before: Saved | None) -> Process:
         quarantine = Quarantine(
@@ -178,6 +187,7 @@ class Life:
             "kill": self._kill,
             "kill_on_disk": self._kill_on_disk,
             "die": self._die,
+            "router_dies": self._end_router,
             "sigterm": self._end_early,
             "clock_jump": self._jump_clock,
             "blocked_loop": self._block,
@@ -197,6 +207,11 @@ class Life:
         if engine.is_up:
             self._weather.count(fault)
             engine.die()
+
+    def _end_router(self, fault: Fault, process: Process) -> None:
+        if process.router.is_up:
+            self._weather.count(fault)
+            process.router.die()
 
     def _end_early(self, fault: Fault, process: Process) -> None:
         if process.early_end.ask("SIGTERM", 10.0):

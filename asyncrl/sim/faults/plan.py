@@ -33,6 +33,7 @@ KINDS = (
     *ENGINE_MOMENTS,
     *ENGINE_PERIODS,
     "die",
+    "router_dies",
     *USER_MOMENTS,
     *USER_PERIODS,
     *TRAINER_MOMENTS,

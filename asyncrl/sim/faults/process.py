@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer, RayTrainer
+from asyncrl.engines.cluster.router import RouterSupervisor, StartedRouter
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.cluster.supervisor import EngineSupervisor, StartedEngine
 from asyncrl.engines.megatron.checkpoint.lease import Claim
@@ -18,7 +20,7 @@ from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.disk import DiskUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import EngineError, ServerFailed, UpdateInterrupted, plainly
-from asyncrl.event_loop import Deadline, loop_time
+from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
@@ -38,6 +40,7 @@ from asyncrl.sim.faults.engine_tokens import STOP
 from asyncrl.sim.faults.loop import SIMULATED
 from asyncrl.sim.faults.network import Network
 from asyncrl.sim.faults.plan import Setting, Weather
+from asyncrl.sim.faults.router import RouterProcess, SimRouter, started_router
 from asyncrl.sim.faults.trainer import SimTrainer
 from asyncrl.sim.faults.users import NoText, Prompts, UserCode
 from asyncrl.sim.faults.watched import WatchedEngine, WatchedPool, WatchedScheduler, WatchedUpdater
@@ -78,6 +81,7 @@ class Process:
             SimEngine(number, self.setting, self.network, self.collectives)
             for number in range(self.setting.num_engines)
         ]
+        self.router = SimRouter(self.network)
         self.is_done = False
 
     async def main(self) -> None:
@@ -97,8 +101,13 @@ class Process:
         self.serving = ServingWeights(first)
         self.slots = Slots(self.setting.num_slots)
         urls = tuple(engine.url for engine in self.engines)
+        router = self._router(http, urls)
         self.pool = SGLangEngine(
-            http, urls, router_url=None, request_timeout_s=REQUEST_S, interrupt_timeout_s=10.0
+            http,
+            urls,
+            router_url=None if router is None else router.url,
+            request_timeout_s=REQUEST_S,
+            interrupt_timeout_s=10.0,
         )
         self.trainer = SimTrainer(self.setting, self.weather, self.collectives, self.witness, first.step)
         controls = [EngineControl(http, url, timeout_s=CONTROL_S) for url in urls]
@@ -108,10 +117,17 @@ class Process:
         parts = self._parts(updater)
         with plainly():
             async with asyncio.TaskGroup() as watchers:
-                watching = watchers.create_task(supervisor.keep(), name="servers")
+                keeping = [supervisor.keep(), *([] if router is None else [RouterSupervisor(router, self.pool).keep()])]
+                watching = watchers.create_task(_together(keeping), name="servers")
                 await _serve(updater, first)
                 await train(parts, self._plan(), self._report)
                 watching.cancel()
+
+    def _router(self, http: HttpClient, urls: tuple[str, ...]) -> StartedRouter | None:
+        if not self.setting.has_router:
+            return None
+        self.router.start(urls)
+        return started_router(RouterProcess(self.router), http, urls)
 
     def _serving_engines(self) -> Sequence[SimEngine]:
         return [engine for engine in self.engines if engine.url in self.pool.urls]
@@ -317,6 +333,10 @@ class EngineProcess:
         except EngineError as error:
             raise ServerFailed(f"{self.name}: {error}") from error
         return control
+
+
+async def _together(keeping: Sequence[Coroutine[Any, Any, None]]) -> None:
+    await together(keeping)
 
 
 async def _a_port() -> int:

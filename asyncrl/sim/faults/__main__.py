@@ -1,0 +1,97 @@
+"""The command ``python -m asyncrl.sim.faults``: many lives, or one with its events; docs/faults.md explains it."""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+
+from asyncrl.sim.faults.hunt import Findings, hunt_together, simulating
+from asyncrl.sim.faults.life import live
+from asyncrl.sim.faults.plan import KINDS, Setting, drawn
+from asyncrl.sim.faults.planted import table
+from asyncrl.sim.faults.shrink import history, shrunk
+
+MOST_SHRUNK = 3
+"""Violations that are shrunk and shown; the others are listed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns 1 if an oracle did not hold."""
+    asked = _parser().parse_args(arguments)
+    seed = asked.seed if asked.seed is not None else int(time.time())
+    if asked.trace:
+        return _trace(seed)
+    if asked.planted:
+        with simulating() as scratch:
+            return 0 if table(asked.lives, seed, scratch, _say) else 1
+    _say(f"lives {seed} to {seed + asked.lives - 1}, {asked.workers} workers")
+    found = hunt_together(range(seed, seed + asked.lives), asked.workers, _progress)
+    _summary(found)
+    for bad in sorted(found.violations)[:MOST_SHRUNK]:
+        _show(bad, found.violations[bad][0])
+    return 1 if found.violations else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="asyncrl.sim.faults", description="Lives of a run in which anything may fail.")
+    parser.add_argument("--lives", type=int, default=1000, help="Number of lives (default: 1000).")
+    parser.add_argument("--seed", type=int, help="Seed of the first life; the time by default.")
+    parser.add_argument("--workers", type=int, default=1, help="Number of processes (default: 1).")
+    parser.add_argument("--trace", action="store_true", help="Live the life of --seed and print its events.")
+    parser.add_argument("--planted", action="store_true", help="Plant known errors and count the lives that find them.")
+    return parser
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _progress(found: Findings, seconds: float) -> None:
+    rate, per_worker = found.num_lives / seconds, found.num_lives / max(found.seconds, 1e-9)
+    _say(
+        f"{found.num_lives} lives, {rate:.0f} a second ({per_worker:.0f} a worker), {found.happened.total()} faults, "
+        f"{len(found.violations)} violations"
+    )
+
+
+def _summary(found: Findings) -> None:
+    _say(f"{found.num_resumed} lives resumed; {found.virtual_s / 3600:.0f} virtual hours")
+    _say("ends of processes: " + ", ".join(f"{name} {count}" for name, count in found.ends.most_common()))
+    _say("faults that happened:")
+    for kind in KINDS:
+        _say(f"  {kind:20} {found.happened[kind]}")
+    for seed, (_, text) in sorted(found.violations.items()):
+        _say(f"seed {seed}: {text}")
+
+
+def _show(seed: int, oracle: str) -> None:
+    setting, faults = drawn(seed)
+    with simulating() as scratch:
+        left = shrunk(setting, faults, oracle, scratch)
+        outcome = history(setting, left, scratch)
+    _say(f"\nseed {seed}, with {len(left)} of {len(faults)} faults:")
+    _say(f"  {_words(setting)}")
+    for line in (*map(str, left), *outcome.lines, str(outcome.violation)):
+        _say(f"  {line}")
+
+
+def _trace(seed: int) -> int:
+    setting, faults = drawn(seed)
+    with simulating() as scratch:
+        outcome = live(setting, faults, scratch, is_traced=True)
+    for line in (_words(setting), *map(str, faults), *outcome.lines):
+        _say(line)
+    _say(f"ends: {', '.join(outcome.ends)}")
+    if outcome.violation is not None:
+        _say(f"violation: {outcome.violation}")
+    return 0 if outcome.violation is None else 1
+
+
+def _words(setting: Setting) -> str:
+    return ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(setting).items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
