@@ -66,6 +66,10 @@ class CallsInFlight:
             call.fail()
         return len(self._calls_in_flight)
 
+    def are_none(self) -> bool:
+        """Return whether no call is in flight."""
+        return self._empty.is_set()
+
     async def until_none(self) -> None:
         """Return once no call is in flight."""
         await self._empty.wait()
