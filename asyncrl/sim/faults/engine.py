@@ -18,6 +18,7 @@ from asyncrl.sim.faults.collective import Collectives
 from asyncrl.sim.faults.engine_tokens import MIXED, PROMPT_TOKENS, STOP, UNKNOWN, length_of, token_of
 from asyncrl.sim.faults.network import Connection, Network, Reply
 from asyncrl.sim.faults.plan import Setting
+from asyncrl.sim.faults.violation import Violation
 
 class _Call:
     """A request that the engine answers."""
@@ -43,7 +44,9 @@ class _Call:
 class SimEngine:
     """One engine process after the other at one place of the run."""
 
-    def __init__(self, number: int, setting: Setting, network: Network, collectives: Collectives) -> None:
+    def __init__(
+        self, number: int, setting: Setting, network: Network, collectives: Collectives, note: Callable[[str], None]
+    ) -> None:
         self.number = number
         self.is_up = False
         self.step = MIXED
@@ -52,6 +55,7 @@ class SimEngine:
         self._network = network
         self._weather = network.weather
         self._collectives = collectives
+        self._note = note
         self._is_paused = False
         self._calls = dict[Connection, _Call]()
         self._waiting = list[Callable[[], None]]()
@@ -77,6 +81,7 @@ class SimEngine:
     def start(self) -> None:
         """Start a process with weights from the disk of models, which no run has trained."""
         if self._starts and self._setting.moves:
+            self._network.hosts.pop(self.netloc, None)
             self.netloc = f"10.0.0.{self.number}:{30000 + self._starts}"
         self._starts += 1
         self.is_up, self._is_paused, self._records = True, False, False
@@ -132,6 +137,7 @@ class SimEngine:
             reply(status, {"error": "simulated"})
             return
         name = path[1:]
+        self._note(f"engine {self.number}: {name}")
         answer = getattr(self, f"_do_{name}", None)
         if answer is None:
             reply(200, {})
@@ -189,9 +195,7 @@ class SimEngine:
     def _do_update_weights_from_distributed(self, body: dict[str, Any], reply: Reply) -> None:
         label = body.get("weight_version")
         self._num_buckets = len(body["names"]) if body["load_format"] != "flattened_bucket" else 1
-        if not self._is_paused:
-            raise AssertionError(f"engine {self.number} receives weights while it generates")
-        self.step = MIXED
+        self._begin_to_load()
 
         def received(step: int | None, error: str | None) -> None:
             if error is not None or step is None:
@@ -203,7 +207,7 @@ class SimEngine:
         self._collectives.receive(body["group_name"], self.number, self._num_buckets, received)
 
     def _do_update_weights_from_disk(self, body: dict[str, Any], reply: Reply) -> None:
-        self.step = MIXED
+        self._begin_to_load()
         step = self._collectives.read(body["model_path"])
         start = self._starts
 
@@ -213,6 +217,11 @@ class SimEngine:
                 reply(200, {"success": True, "message": self._message()})
 
         asyncio.get_running_loop().call_later(0.05, loaded)
+
+    def _begin_to_load(self) -> None:
+        if self._calls and not self._is_paused:
+            raise Violation("weights change in a pause", f"engine {self.number} generates while it receives weights")
+        self.step = MIXED
 
     def _load(self, step: int, label: str | None) -> None:
         if label is not None:

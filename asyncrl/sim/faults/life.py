@@ -20,7 +20,8 @@ from asyncrl.sim.faults.loop import Killed, LifeLoop, run_life
 from asyncrl.sim.faults.plan import CALM_S, Fault, Setting, Weather
 from asyncrl.sim.faults.process import Process
 from asyncrl.sim.faults.trainer import read_step
-from asyncrl.sim.faults.witness import Saved, Violation
+from asyncrl.sim.faults.violation import Violation
+from asyncrl.sim.faults.witness import Saved
 
 BOUND_S = 3000.0
 """Virtual seconds after the last fault within which all steps must be trained."""

@@ -44,7 +44,8 @@ from asyncrl.sim.faults.router import RouterProcess, SimRouter, started_router
 from asyncrl.sim.faults.trainer import SimTrainer
 from asyncrl.sim.faults.users import NoText, Prompts, UserCode
 from asyncrl.sim.faults.watched import WatchedEngine, WatchedPool, WatchedScheduler, WatchedUpdater
-from asyncrl.sim.faults.witness import RUN_SEED, Saved, Violation, Witness
+from asyncrl.sim.faults.violation import Violation
+from asyncrl.sim.faults.witness import RUN_SEED, Saved, Witness
 from asyncrl.types import SamplingParams, Weights
 
 REQUEST_S = 20.0
@@ -78,7 +79,7 @@ class Process:
         self.network = Network(self.weather)
         self.collectives = Collectives(self.weather, lambda number: self.engines[number].netloc)
         self.engines = [
-            SimEngine(number, self.setting, self.network, self.collectives)
+            SimEngine(number, self.setting, self.network, self.collectives, self.note)
             for number in range(self.setting.num_engines)
         ]
         self.router = SimRouter(self.network)

@@ -10,7 +10,8 @@ from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import RolloutEngine, WeightUpdater
 from asyncrl.sim.faults.engine import SimEngine
 from asyncrl.sim.faults.engine_tokens import MIXED
-from asyncrl.sim.faults.witness import Violation, Witness
+from asyncrl.sim.faults.violation import Violation
+from asyncrl.sim.faults.witness import Witness
 from asyncrl.types import Chunk, FinishReason, Request, SourceState, UpdateReport, Weights
 
 

@@ -14,6 +14,7 @@ from asyncrl.pipeline.sampling.sampler import sample_seed
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.sim.faults.engine_tokens import length_of, token_of
 from asyncrl.sim.faults.plan import Setting
+from asyncrl.sim.faults.violation import Violation
 from asyncrl.types import Batch, Chunk, Prompt, ScoredGroup, ScoredSample, Weights
 
 Which = tuple[int, int]
@@ -21,14 +22,6 @@ Which = tuple[int, int]
 RUN_SEED = 7
 MOST_STEPS = 97
 """Steps that a simulated log-prob tells apart."""
-
-
-class Violation(AssertionError):
-    """An oracle that does not hold; ``oracle`` is its name."""
-
-    def __init__(self, oracle: str, text: str) -> None:
-        super().__init__(f"{oracle}: {text}")
-        self.oracle = oracle
 
 
 def which(prompt: Prompt) -> Which:
