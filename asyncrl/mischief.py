@@ -24,7 +24,7 @@ def is_installed() -> bool:
 @contextmanager
 def installed(act: Callable[[str], None]) -> Iterator[None]:
     """Have ``act`` called with the name of each point that is reached in the block."""
-    global _installed  # noqa: PLW0603
+    global _installed
     before, _installed = _installed, act
     try:
         yield

@@ -14,6 +14,7 @@ LEAVES = {"types", "token_columns", "errors", "episodes", "internals", "protocol
     "blocking_calls",
     "daemon_threads",
     "event_loop",
+    "mischief",
     "outages",
     "plain_text",
     "quick_imports",
@@ -43,8 +44,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "episodes": {"types", "token_columns"},
     "blocking_calls": set(),
-    "daemon_threads": set(),
+    "daemon_threads": {"mischief"},
     "event_loop": set(),
+    "mischief": set(),
     "internals": {"errors"},
     "outages": {"errors", "event_loop", "protocols"},
     "plain_text": set(),
@@ -124,6 +126,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": LEAVES | {"compat", "algorithms", "hooks"},
     "sim": {"internals"},
     "sim.calibration": LEAVES | {"metrics", "sim.model"},
+    "sim.faults": LEAVES
+    | {"buffer", "engines.cluster", "engines.megatron.checkpoint", "engines.sglang.client", "engines.weight_sync"}
+    | {"metrics", "pipeline", "pipeline.sampling", "pipeline.scheduling", "sim", "sim.faults.world"},
+    "sim.faults.world": LEAVES
+    | {"engines", "engines.cluster", "engines.megatron.checkpoint", "engines.sglang", "engines.sglang.client"}
+    | {"engines.weight_sync", "models", "pipeline.sampling", "pipeline.scheduling"},
     "sim.model": LEAVES | {"metrics", "pipeline", "pipeline.sampling", "pipeline.scheduling", "sim"},
     "sim.search": LEAVES | {"metrics", "sim.calibration", "sim.model"},
 }

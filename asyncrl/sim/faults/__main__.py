@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from asyncrl.sim.faults.hunt import Findings, hunt_together, simulating
 from asyncrl.sim.faults.life import live
-from asyncrl.sim.faults.plan import KINDS, Setting, drawn
 from asyncrl.sim.faults.planted import table
 from asyncrl.sim.faults.shrink import history, shrunk
+from asyncrl.sim.faults.world.plan import KINDS, Setting, drawn
 
 MOST_SHRUNK = 3
 """Violations that are shrunk and shown; the others are listed."""
@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="asyncrl.sim.faults", description="Lives of a run in which anything may fail.")
+    parser = argparse.ArgumentParser(
+        prog="asyncrl.sim.faults", description="Lives of a run in which anything may fail."
+    )
     parser.add_argument("--lives", type=int, default=1000, help="Number of lives (default: 1000).")
     parser.add_argument("--seed", type=int, help="Seed of the first life; the time by default.")
     parser.add_argument("--workers", type=int, default=1, help="Number of processes (default: 1).")

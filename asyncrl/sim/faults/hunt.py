@@ -16,10 +16,12 @@ from itertools import batched
 from pathlib import Path
 
 from asyncrl.sim.faults.life import live
-from asyncrl.sim.faults.plan import drawn
+from asyncrl.sim.faults.world.plan import drawn
 
-TOGETHER = 50
-"""Lives between two collections of garbage, and between two reports of a worker."""
+TOGETHER = 10
+"""Lives between two collections of garbage.  asyncio visits all tasks that are not collected when a life ends."""
+MOST_AT_ONCE = 100
+"""Lives between two reports of a worker."""
 MEMORY_DISK = Path("/dev/shm")
 """A file system in memory, where there is one: ``fsync`` costs nothing there."""
 
@@ -110,7 +112,7 @@ def hunt_together(
     Starts no life ``limit_s`` seconds after the start, or later.
     """
     found, start = Findings(), time.perf_counter()
-    batches = batched(seeds, 4 * TOGETHER)
+    batches = batched(seeds, MOST_AT_ONCE)
     if num_workers == 1:
         with simulating() as scratch:
             for batch in batches:

@@ -17,11 +17,11 @@ from asyncrl.errors import AsyncRLError, ConfigError, Stalled
 from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
 from asyncrl.sim.clock import Deadlock
 from asyncrl.sim.faults.loop import Killed, LifeLoop, run_life
-from asyncrl.sim.faults.plan import CALM_S, Fault, Setting, Weather
 from asyncrl.sim.faults.process import Process
-from asyncrl.sim.faults.trainer import read_step
-from asyncrl.sim.faults.violation import Violation
-from asyncrl.sim.faults.witness import Saved
+from asyncrl.sim.faults.world.plan import CALM_S, Fault, Setting, Weather
+from asyncrl.sim.faults.world.trainer import read_step
+from asyncrl.sim.faults.world.violation import Violation
+from asyncrl.sim.faults.world.witness import Saved
 
 BOUND_S = 3000.0
 """Virtual seconds after the last fault within which all steps must be trained."""
@@ -193,7 +193,10 @@ class Life:
             "clock_jump": self._jump_clock,
             "blocked_loop": self._block,
         }
-        act.get(fault.kind, lambda fault, _: self._weather.begin(fault))(fault, process)
+        act.get(fault.kind, self._arm)(fault, process)
+
+    def _arm(self, fault: Fault, process: Process) -> None:
+        self._weather.begin(fault)
 
     def _kill(self, fault: Fault, process: Process) -> None:
         self._weather.count(fault)
@@ -277,4 +280,3 @@ def live(setting: Setting, faults: Sequence[Fault], scratch: Path, *, is_traced:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return Life(setting, faults, folder, is_traced=is_traced).run()
-

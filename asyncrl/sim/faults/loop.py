@@ -11,8 +11,7 @@ from asyncrl.internals import Internal
 from asyncrl.sim.clock import VirtualLoop
 
 INTERNALS = (
-    Internal(name="asyncio.BaseEventLoop.set_task_factory", parameters=("self", "factory"), used_in=__name__),
-    Internal(name="asyncio.Task", attributes=("get_coro",), used_in=__name__),
+    Internal(name="asyncio.BaseEventLoop._asyncgen_finalizer_hook", parameters=("self", "agen"), used_in=__name__),
 )
 """Library names that may change without notice; see docs/internals.md."""
 

@@ -17,8 +17,8 @@ from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.slots import _Held
 from asyncrl.pipeline.scheduling.ledger import Ledger
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
-from asyncrl.sim.faults import trainer
 from asyncrl.sim.faults.hunt import Findings, hunt
+from asyncrl.sim.faults.world import trainer
 from asyncrl.types import Span
 
 

@@ -34,18 +34,18 @@ from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
 from asyncrl.pipeline.scheduling.quarantine import Quarantine
 from asyncrl.protocols import WeightUpdater
-from asyncrl.sim.faults.collective import Collectives
-from asyncrl.sim.faults.engine import SimEngine
-from asyncrl.sim.faults.engine_tokens import STOP
 from asyncrl.sim.faults.loop import SIMULATED
-from asyncrl.sim.faults.network import Network
-from asyncrl.sim.faults.plan import Setting, Weather
-from asyncrl.sim.faults.router import RouterProcess, SimRouter, started_router
-from asyncrl.sim.faults.trainer import SimTrainer
-from asyncrl.sim.faults.users import NoText, Prompts, UserCode
 from asyncrl.sim.faults.watched import WatchedEngine, WatchedPool, WatchedScheduler, WatchedUpdater
-from asyncrl.sim.faults.violation import Violation
-from asyncrl.sim.faults.witness import RUN_SEED, Saved, Witness
+from asyncrl.sim.faults.world.collective import Collectives
+from asyncrl.sim.faults.world.engine import SimEngine
+from asyncrl.sim.faults.world.network import Network
+from asyncrl.sim.faults.world.plan import Setting, Weather
+from asyncrl.sim.faults.world.router import RouterProcess, SimRouter, started_router
+from asyncrl.sim.faults.world.tokens import STOP
+from asyncrl.sim.faults.world.trainer import SimTrainer
+from asyncrl.sim.faults.world.users import NoText, Prompts, UserCode
+from asyncrl.sim.faults.world.violation import Violation
+from asyncrl.sim.faults.world.witness import RUN_SEED, Saved, Witness
 from asyncrl.types import SamplingParams, Weights
 
 REQUEST_S = 20.0
@@ -274,7 +274,7 @@ class Process:
     async def _check_end(self) -> None:
         """Check that nothing is left: no task, request, slot, claim or group."""
         deadline = loop_time() + GRACE_S
-        while (left := self._left_over()) and loop_time() < deadline:
+        while (left := self._left_over()) and loop_time() < deadline:  # noqa: ASYNC110 (nothing tells of the end of a task)
             await asyncio.sleep(0.5)
         if left:
             raise Violation("nothing is left at the end", left)

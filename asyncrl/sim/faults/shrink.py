@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.sim.faults.life import Outcome, live
-from asyncrl.sim.faults.plan import Fault, Setting
+from asyncrl.sim.faults.world.plan import Fault, Setting
 
 
 def shrunk(setting: Setting, faults: Sequence[Fault], oracle: str, scratch: Path) -> tuple[Fault, ...]:

@@ -8,10 +8,10 @@ from asyncrl.pipeline.sampling.sampler import ServingWeights
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import RolloutEngine, WeightUpdater
-from asyncrl.sim.faults.engine import SimEngine
-from asyncrl.sim.faults.engine_tokens import MIXED
-from asyncrl.sim.faults.violation import Violation
-from asyncrl.sim.faults.witness import Witness
+from asyncrl.sim.faults.world.engine import SimEngine
+from asyncrl.sim.faults.world.tokens import MIXED
+from asyncrl.sim.faults.world.violation import Violation
+from asyncrl.sim.faults.world.witness import Witness
 from asyncrl.types import Chunk, FinishReason, Request, SourceState, UpdateReport, Weights
 
 
@@ -55,9 +55,7 @@ class WatchedEngine:
 class WatchedUpdater:
     """``WeightUpdater`` that looks at the engines after each update."""
 
-    def __init__(
-        self, updater: WeightUpdater, witness: Witness, serving: Callable[[], Sequence[SimEngine]]
-    ) -> None:
+    def __init__(self, updater: WeightUpdater, witness: Witness, serving: Callable[[], Sequence[SimEngine]]) -> None:
         """``serving`` returns the engines that get requests."""
         self._updater = updater
         self._witness = witness

@@ -3,8 +3,8 @@
 import asyncio
 
 from asyncrl.engines.fake import FakePrompts
-from asyncrl.sim.faults.engine_tokens import PROMPT_TOKENS
-from asyncrl.sim.faults.plan import Setting, Weather
+from asyncrl.sim.faults.world.plan import Setting, Weather
+from asyncrl.sim.faults.world.tokens import PROMPT_TOKENS
 from asyncrl.types import Prompt, Sample, ScoredGroup
 
 

@@ -12,7 +12,7 @@ from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.launch import Command, RouterLaunch
 from asyncrl.errors import EngineError, ServerFailed
 from asyncrl.event_loop import loop_time
-from asyncrl.sim.faults.network import Connection, Host, Network, Reply
+from asyncrl.sim.faults.world.network import Connection, Host, Network, Reply
 
 PROBE_EVERY_S = 10.0
 """Seconds between two looks of the router at an engine; the real one takes a minute."""
@@ -116,9 +116,7 @@ class SimRouter:
 class _Upstream:
     """The router's connection to an engine, which passes everything on."""
 
-    def __init__(
-        self, client: Connection, host: Host, netloc: str, forget: Callable[[Connection], None]
-    ) -> None:
+    def __init__(self, client: Connection, host: Host, netloc: str, forget: Callable[[Connection], None]) -> None:
         self.host = host
         self.netloc = netloc
         self.is_closed = False

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from asyncrl.event_loop import loop_time
-from asyncrl.sim.faults.plan import Weather
+from asyncrl.sim.faults.world.plan import Weather
 
 LATENCY_S = 0.002
 """Seconds for which a message is on its way."""

@@ -14,11 +14,12 @@ from asyncrl.engines.fake import fake_logprob
 from asyncrl.engines.sglang.labels import RECORDED, STAMPS, STOOD_STILL
 from asyncrl.engines.weight_sync.path_check import MET, PATH_CHECK
 from asyncrl.event_loop import loop_time
-from asyncrl.sim.faults.collective import Collectives
-from asyncrl.sim.faults.engine_tokens import MIXED, PROMPT_TOKENS, STOP, UNKNOWN, length_of, token_of
-from asyncrl.sim.faults.network import Connection, Network, Reply
-from asyncrl.sim.faults.plan import Setting
-from asyncrl.sim.faults.violation import Violation
+from asyncrl.sim.faults.world.collective import Collectives
+from asyncrl.sim.faults.world.network import Connection, Network, Reply
+from asyncrl.sim.faults.world.plan import Setting
+from asyncrl.sim.faults.world.tokens import MIXED, PROMPT_TOKENS, STOP, UNKNOWN, length_of, token_of
+from asyncrl.sim.faults.world.violation import Violation
+
 
 class _Call:
     """A request that the engine answers."""
@@ -127,10 +128,13 @@ class SimEngine:
     def command(self, method: str, path: str, body: dict[str, Any], reply: Reply) -> None:
         """See ``Host.command``."""
         if (hung_s := self._hung_s()) > 0:
-            loop, start = asyncio.get_running_loop(), self._starts
-            loop.call_later(
-                hung_s, lambda: self.is_up and self._starts == start and self.command(method, path, body, reply)
-            )
+            start = self._starts
+
+            def again() -> None:
+                if self.is_up and self._starts == start:
+                    self.command(method, path, body, reply)
+
+            asyncio.get_running_loop().call_later(hung_s, again)
             return
         status = None if method == "GET" else self._weather.refusal(self.netloc)
         if status is not None:

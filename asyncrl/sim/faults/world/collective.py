@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from asyncrl.sim.faults.plan import Weather
+from asyncrl.sim.faults.world.plan import Weather
 
 TRAINER = -1
 """The trainer's number in a group."""

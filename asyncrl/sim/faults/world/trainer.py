@@ -17,9 +17,9 @@ from asyncrl.engines.weight_sync.path_check import Meeting
 from asyncrl.errors import CheckpointFailed, LeaseLost, NonFiniteLoss, TrainerFailed, WeightUpdateFailed
 from asyncrl.event_loop import Deadline
 from asyncrl.models.shape import ModelShape
-from asyncrl.sim.faults.collective import TRAINER, Collectives
-from asyncrl.sim.faults.plan import Setting, Weather
-from asyncrl.sim.faults.witness import Witness
+from asyncrl.sim.faults.world.collective import TRAINER, Collectives
+from asyncrl.sim.faults.world.plan import Setting, Weather
+from asyncrl.sim.faults.world.witness import Witness
 from asyncrl.types import Batch, TrainReport
 
 SHARD = "__0_0.distcp"
@@ -114,9 +114,12 @@ class SimTrainer:
     async def send(self, *, is_checked: bool, by_part: bool, timeout_s: float) -> None:
         """See ``WeightSender.send``."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._collectives.send(
-            self._group, self.step, self._setting.num_buckets, lambda: sent.done() or sent.set_result(None)
-        )
+
+        def is_sent() -> None:
+            if not sent.done():
+                sent.set_result(None)
+
+        self._collectives.send(self._group, self.step, self._setting.num_buckets, is_sent)
         await sent
 
     async def abandon(self, group_name: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 from asyncrl.engines.fake import fake_logprob
 from asyncrl.pipeline.sampling.sampler import sample_seed
 from asyncrl.pipeline.scheduling.run_state import RunState
-from asyncrl.sim.faults.engine_tokens import length_of, token_of
-from asyncrl.sim.faults.plan import Setting
-from asyncrl.sim.faults.violation import Violation
+from asyncrl.sim.faults.world.plan import Setting
+from asyncrl.sim.faults.world.tokens import length_of, token_of
+from asyncrl.sim.faults.world.violation import Violation
 from asyncrl.types import Batch, Chunk, Prompt, ScoredGroup, ScoredSample, Weights
 
 Which = tuple[int, int]
