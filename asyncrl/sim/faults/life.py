@@ -96,6 +96,7 @@ class Life:
             self._ends.append("done")
             return
         self._loop = LifeLoop()
+        self._loop.turn_s = self._setting.turn_s
         process = self._process(claim, origin, before)
         self._schedule(process)
         end = self._lived(process)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import heapq
 import itertools
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
@@ -66,6 +67,8 @@ class LifeLoop(VirtualLoop):
         self.complaints: list[str] = []
         """Errors that no task or callback handled."""
         self._left: int | None = None
+        self.turn_s = 0.0
+        """Seconds that one iteration takes.  Timers and messages that are due then come between the steps of tasks."""
 
     def kill_after(self, num_callbacks: int) -> None:
         """End the process after so many further callbacks."""
@@ -76,6 +79,10 @@ class LifeLoop(VirtualLoop):
         self._now += seconds
 
     def _run_once(self) -> None:
+        if self.turn_s and self._soon:
+            self._now += self.turn_s
+            while self._later and self._later[0][0] <= self._now:
+                self._soon.append(heapq.heappop(self._later)[-1])
         if self._left is None:
             super()._run_once()
             return

@@ -90,6 +90,8 @@ class Setting:
     moves: bool
     """Whether a restarted engine has another address."""
     aborts_on_disconnect: bool
+    turn_s: float
+    """Seconds that one iteration of the event loop takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +159,15 @@ def _setting(rng: random.Random) -> Setting:
         retries=pick((2, 5)),
         moves=pick((False, True)),
         aborts_on_disconnect=pick((False, True)),
+        turn_s=pick((0.0, 0.0002, 0.0002, 0.001)),
     )
 
 
 def _faults(rng: random.Random) -> tuple[Fault, ...]:
+    """Draw faults of a few kinds in most lives: they meet each other more often than if each life had all kinds."""
     window = rng.choice((1.0, 4.0, 10.0, FAULTS_S))
-    kinds = (*KINDS, *_OFTEN)
+    kinds: Sequence[str] = (*KINDS, *_OFTEN)
+    kinds = rng.sample(kinds, rng.choice((2, 3, 5, len(kinds))))
     return tuple(
         Fault(
             number=number,

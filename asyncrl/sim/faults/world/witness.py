@@ -74,7 +74,8 @@ class Witness:
         self._published = before.state.version if before else -1
         self._steps_of = dict[int, int]()
         """The training step of each version."""
-        self._in_training: Batch | None = None
+        self._masks_nothing = setting.stale == "wait" and not setting.partial
+        """Whether no group is trained too late, so that the mask of too old tokens is only a second check."""
 
     # ---- tokens and versions
 
@@ -137,6 +138,8 @@ class Witness:
         expected = tuple(token_of(seed, place, longest) for place in range(length))
         if sample.token_ids != expected:
             raise Violation("tokens without gap or repeat", f"{who}: {sample.token_ids}, not {expected}")
+        if self._masks_nothing and not all(scored.loss_mask):
+            raise Violation("deadlines suffice", f"{who}: {sample.spans} of version {group.dispatched}, masked")
         last = -1
         before = group.prompt.token_ids[-1]
         for span in sample.spans:
