@@ -7,7 +7,6 @@ import multiprocessing
 import shutil
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -57,7 +56,7 @@ class Findings:
 def simulating() -> Iterator[Path]:
     """Prepare this process for lives, and yield a folder for their disks.
 
-    No logging, no cycle collector during a life, and no warning about coroutines that a killed process left.
+    No logging, and no cycle collector during a life.
     """
     scratch = Path(tempfile.mkdtemp(prefix="asyncrl-faults-", dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None))
     level, had_gc = logging.root.manager.disable, gc.isenabled()
@@ -66,10 +65,8 @@ def simulating() -> Iterator[Path]:
     gc.freeze()
     gc.disable()
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
-            yield scratch
-            gc.collect()
+        yield scratch
+        gc.collect()
     finally:
         gc.unfreeze()
         if had_gc:

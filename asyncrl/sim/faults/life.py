@@ -1,10 +1,14 @@
 """One life: processes that end and resume on one disk, until all steps are trained or an oracle does not hold."""
 
+import contextlib
 import errno
+import gc
 import random
 import shutil
+import sys
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +78,7 @@ class Life:
                 self._one_process()
         except Violation as error:
             violation = error
+        self._loop.close()
         return Outcome(
             violation=violation,
             happened=self._weather.happened,
@@ -95,6 +100,7 @@ class Life:
         if before is not None and before.state.step >= self._setting.num_steps:
             self._ends.append("done")
             return
+        self._loop.close()
         self._loop = LifeLoop()
         self._loop.turn_s = self._setting.turn_s
         process = self._process(claim, origin, before)
@@ -280,4 +286,21 @@ def live(setting: Setting, faults: Sequence[Fault], scratch: Path, *, is_traced:
     folder = scratch / "life"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return Life(setting, faults, folder, is_traced=is_traced).run()
+    with _quiet():
+        outcome = Life(setting, faults, folder, is_traced=is_traced).run()
+        if outcome.violation is not None or "killed" in outcome.ends:
+            gc.collect()
+    return outcome
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignore what Python says about coroutines that a killed process has left in the middle."""
+    before = sys.unraisablehook
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        sys.unraisablehook = lambda _: None
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before

@@ -1,0 +1,135 @@
+"""Lives of a run in which anything may fail: fixed seeds, and as many fresh ones as a short time allows."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrl.sim.faults import __main__ as command
+from asyncrl.sim.faults.hunt import Findings, hunt, hunt_together, simulating
+from asyncrl.sim.faults.life import live
+from asyncrl.sim.faults.planted import PLANTED, found_by
+from asyncrl.sim.faults.shrink import history, shrunk
+from asyncrl.sim.faults.world.plan import KINDS, drawn
+
+FIXED = (*range(40), 63, 183, 294)
+"""Seeds that every test run lives; some found an error once."""
+FRESH_S = float(os.environ.get("ASYNCRL_FAULTS_S", "20"))
+"""Seconds of fresh lives: about 500 of them on one busy core."""
+FOUND_BY = {
+    "lost wake-up of admission": 2,
+    "prompt settled twice": 10,
+    "token repeated after a retry": 0,
+    "deadline off by one": 183,
+    "version taken at completion": 0,
+    "slot kept after an abort": 2,
+    "prompt lost at a resume": 0,
+    "wasted tokens forgotten": 63,
+    "synced after a failed update": 294,
+    "checkpoint named too early": 8,
+}
+"""For each planted error a seed whose life finds it."""
+ORACLES = {
+    "lost wake-up of admission": {"progress"},
+    "prompt settled twice": {"no prompt is lost", "settled once"},
+    "token repeated after a retry": {"tokens without gap or repeat"},
+    "deadline off by one": {"deadlines suffice"},
+    "version taken at completion": {"version of each token"},
+    "slot kept after an abort": {"nothing is left at the end", "progress"},
+    "prompt lost at a resume": {"no prompt is lost"},
+    "wasted tokens forgotten": {"ledger"},
+    "synced after a failed update": {"engines serve what was published"},
+    "checkpoint named too early": {"the latest checkpoint is complete"},
+}
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Iterator[Path]:
+    with simulating() as folder:
+        yield folder
+
+
+def listed(found: Findings) -> str:
+    return "\n".join(f"seed {seed}: {text}" for seed, (_, text) in found.violations.items())
+
+
+def test_fixed_lives_hold_every_oracle(scratch: Path) -> None:
+    found = hunt(FIXED, scratch)
+    assert found.num_lives == len(FIXED)
+    assert not found.violations, listed(found)
+    assert found.num_resumed > 5
+    assert {"done", "killed"} <= found.ends.keys()
+
+
+def test_fresh_lives_hold_every_oracle(scratch: Path) -> None:
+    seed, end, found = time.time_ns() // 1_000_000, time.monotonic() + FRESH_S, Findings()
+    sys.stdout.write(f"fresh lives from seed {seed}\n")
+    for first in itertools.count(seed, 10):
+        found.add(hunt(range(first, first + 10), scratch))
+        if time.monotonic() > end:
+            break
+    sys.stdout.write(f"{found.num_lives} lives, {found.happened.total()} faults\n")
+    assert not found.violations, listed(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_happens(kind: str, scratch: Path) -> None:
+    having = (seed for seed in itertools.count() if any(fault.kind == kind for fault in drawn(seed)[1]))
+    for seed in itertools.islice(having, 40):
+        outcome = live(*drawn(seed), scratch)
+        assert outcome.violation is None, f"seed {seed}"
+        if outcome.happened[kind]:
+            return
+    pytest.fail(f"{kind} never happened")
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_errors_are_found(name: str, scratch: Path) -> None:
+    seed = FOUND_BY[name]
+    found = found_by(name, range(seed, seed + 1), scratch)
+    assert {oracle for oracle, _ in found.violations.values()} & ORACLES[name], found.violations
+    healthy = hunt([seed], scratch)
+    assert not healthy.violations
+
+
+def test_a_failure_is_shrunk_to_the_faults_that_it_needs(scratch: Path) -> None:
+    setting, faults = drawn(FOUND_BY["prompt settled twice"])
+    with PLANTED["prompt settled twice"]():
+        outcome = live(setting, faults, scratch)
+        assert outcome.violation is not None
+        left = shrunk(setting, faults, outcome.violation.oracle, scratch)
+        assert 0 < len(left) <= len(faults)
+        for fault in left:
+            fewer = live(setting, [each for each in left if each is not fault], scratch)
+            assert fewer.violation is None or fewer.violation.oracle != outcome.violation.oracle
+        assert any("FAULT" in line for line in history(setting, left, scratch).lines)
+
+
+def test_a_life_is_the_same_in_every_process() -> None:
+    words = [sys.executable, "-m", "asyncrl.sim.faults", "--seed", "11", "--trace"]
+    traces = [
+        subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": salt})
+        for salt in ("1", "2")
+    ]
+    assert traces[0].stdout == traces[1].stdout
+    assert "train step" in traces[0].stdout
+
+
+def test_the_command_shows_the_seed_of_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--lives", "3", "--seed", "0"]) == 0
+    with PLANTED["lost wake-up of admission"]():
+        assert command.main(["--lives", "3", "--seed", "0"]) == 1
+    said = capsys.readouterr().out
+    assert "seed 2: progress" in said
+    assert "faults that happened" in said
+
+
+def test_workers_live_the_same_lives(scratch: Path) -> None:
+    together = hunt_together(range(6), 2, lambda found, seconds: None)
+    alone = hunt(range(6), scratch)
+    assert (together.num_lives, together.happened, together.ends) == (6, alone.happened, alone.ends)
