@@ -1,4 +1,4 @@
-"""The command ``python -m asyncrl.sim.faults``: many lives, or one with its events; docs/fault_simulation.md explains it."""
+"""The command ``python -m asyncrl.sim.faults``: many lives, or one with its events (docs/fault_simulation.md)."""
 
 import argparse
 import dataclasses

@@ -92,7 +92,7 @@ class Answer:
         reason, stamp = (
             self._reason(meta),
             _number(meta["weight_version"]),
-        )  # both may raise: before any token is passed
+        )  # both may raise, before any token is passed
         new = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
         entries = meta["output_token_logprobs"]
         new, tokens = self._with_routes(self._over_kept(new, entries), entries, reason), new.token_ids

@@ -293,8 +293,8 @@ class SGLangEngine:
 
         A single abort is not enough, because the server may not know a request yet.
         """
-        # Invariant: does not rely on its cancellation alone.  A TaskGroup of Python 3.12 drops a cancellation that comes
-        # while one of its tasks has failed, here a refused abort; this loop would catch the error and never end.
+        # Invariant: does not rely on its cancellation alone.  A TaskGroup of Python 3.12 drops a cancellation that
+        # comes while one of its tasks has failed, here a refused abort: the loop would catch the error and never end.
         while not is_over():
             try:
                 with plainly():
