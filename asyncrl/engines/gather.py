@@ -1,11 +1,11 @@
 """Concurrent requests to trainer and engines, with one deadline and one error that names the member that failed."""
 
-import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from asyncrl.errors import AsyncRLError, WeightUpdateFailed
 from asyncrl.event_loop import Deadline
+from asyncrl.task_groups import TaskGroup
 
 
 async def ask_one[T](
@@ -48,7 +48,7 @@ async def gather(
         waiting.discard(who)
 
     try:
-        async with Deadline(timeout_s), asyncio.TaskGroup() as tasks:
+        async with Deadline(timeout_s), TaskGroup() as tasks:
             for who, task in work.items():
                 tasks.create_task(one(who, task), name=f"{doing}: {who}")
     except TimeoutError as error:

@@ -18,6 +18,7 @@ LEAVES = {"types", "token_columns", "errors", "episodes", "internals", "protocol
     "outages",
     "plain_text",
     "quick_imports",
+    "task_groups",
     "unhurried",
 }
 MODELS = {"models", "models.families"}
@@ -52,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plain_text": set(),
     "protocols": {"types"},
     "quick_imports": set(),
+    "task_groups": {"errors", "internals"},
     "unhurried": set(),
     "alarms": set(),
     "algorithms": set(),

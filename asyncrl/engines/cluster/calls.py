@@ -1,12 +1,12 @@
 """Awaiting calls of actors: each has a deadline, and every failure becomes one of our errors."""
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from asyncrl.errors import AsyncRLError, TrainerFailed, first_line, plainly
 from asyncrl.event_loop import Deadline
 from asyncrl.internals import Internal
+from asyncrl.task_groups import TaskGroup
 
 INTERNALS = (Internal(name="ray.exceptions.RayTaskError", attributes=("cause",), used_in=__name__),)
 """Names that may change with the library: see docs/internals.md."""
@@ -35,7 +35,7 @@ async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLErr
 async def together(calls: Sequence[Awaitable[Any]]) -> list[Any]:
     """Return all answers, or raise the first error without waiting for calls that would never answer."""
     with plainly():
-        async with asyncio.TaskGroup() as asking:
+        async with TaskGroup() as asking:
             tasks = [asking.create_task(_await(call)) for call in calls]
     return [task.result() for task in tasks]
 

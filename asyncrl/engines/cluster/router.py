@@ -19,6 +19,7 @@ from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.router import listed
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, router_command
 from asyncrl.errors import EngineError, ServerFailed, plainly
+from asyncrl.task_groups import TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class RouterSupervisor:
     async def _watch(self) -> None:
         """Run until cancelled.  Raises ServerFailed when the router ends or does not answer."""
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 tasks.create_task(self.router.server.watch(), name="watch-router")
                 tasks.create_task(self._ask(), name="ask-router")
 

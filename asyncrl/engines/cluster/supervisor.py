@@ -24,6 +24,7 @@ from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.slow_engines import MIN_ENGINES, OBSERVE_EVERY_S, DecodingSpeed, SlowEngines
 from asyncrl.engines.weight_sync.membership import EngineMembership, Member
 from asyncrl.errors import EngineError, EngineSlow, EngineTimeout, ServerFailed, plainly
+from asyncrl.task_groups import TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +194,7 @@ class EngineSupervisor:
     async def _watch(self, engine: StartedEngine) -> None:
         """Run until cancelled.  Raises ServerFailed when the engine ends, is unresponsive or slow."""
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 tasks.create_task(engine.server.watch(), name=f"watch-{engine.server.name}")
                 tasks.create_task(_ask(engine), name=f"ask-{engine.server.name}")
                 tasks.create_task(self._look_if_slow(engine), name=f"speed-{engine.server.name}")
@@ -207,7 +208,7 @@ class EngineSupervisor:
     async def _watch_and_route(self, engine: StartedEngine) -> None:
         """Watch the engine, and have the router send requests to it once it can.  Raises ServerFailed as ``_watch``."""
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 tasks.create_task(self._pool.route(engine.url), name=f"route-{engine.server.name}")
                 await self._watch(engine)
 
@@ -251,7 +252,7 @@ class EngineSupervisor:
     async def _restart_left(self, engine: StartedEngine, budget: RestartBudget) -> None:
         """Return once the engine has a restart left, which this spends."""
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 forgetting = tasks.create_task(self._pool.forget(engine.url), name=f"forget-{engine.server.name}")
                 while not budget.spend():
                     wait_s = budget.wait_s()
@@ -272,7 +273,7 @@ class EngineSupervisor:
 
     async def _served(self, engine: StartedEngine) -> None:
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 watching = tasks.create_task(self._watch(engine), name=f"keep-{engine.server.name}")
                 await self._membership.wait_until_synced(engine.url)
                 watching.cancel()

@@ -4,13 +4,13 @@ An engine may answer HTTP although its path for collectives is cut.  The trainer
 other, each in a separate group (``path_check``), so that a failure names its engine.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from asyncrl.engines.weight_sync.path_check import PATH_CHECK, PATH_S, Meeting
 from asyncrl.errors import EngineError, EngineTimeout, WeightUpdateFailed, plainly
 from asyncrl.event_loop import Deadline
+from asyncrl.task_groups import TaskGroup
 
 _GRACE_S = 5.0
 """Seconds by which an engine's deadline ends after the trainer's, whose failure says more."""
@@ -83,7 +83,7 @@ class Reach:
         meeting = self._trainer.meet_engine(where, timeout_s=self._path_s)
         # Neither side's failure cancels the other: the trainer must have ended a check before the next one begins.
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 trainer = tasks.create_task(_outcome(meeting), name=f"{where.group_name}: trainer")
                 answer = tasks.create_task(
                     _outcome(self._answer(engine, where)), name=f"{where.group_name}: {engine.url}"

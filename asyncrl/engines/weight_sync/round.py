@@ -23,6 +23,7 @@ from asyncrl.errors import (
     plainly,
 )
 from asyncrl.event_loop import Deadline
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import UpdateReport
 
 logger = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class PausedRound[E: Pausable]:
         try:
             async with Deadline(self._lost_s) as deadline:
                 with plainly():
-                    async with asyncio.TaskGroup() as tasks:
+                    async with TaskGroup() as tasks:
                         changed = tasks.create_task(
                             self._membership.wait_for_change(self.since), name="an engine is lost"
                         )
@@ -201,7 +202,7 @@ class PausedRound[E: Pausable]:
         the update was given up: the engine may only be waiting for the trainer.
         """
         is_free = give_up is not None and await _gave_up(give_up)
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             probes = {each.url: tasks.create_task(_probed(each), name=f"probe {each.url}") for each in self.engines}
         found = {url: probe.result() for url, probe in probes.items()}
         if all(answer == "answers" for answer in found.values()):

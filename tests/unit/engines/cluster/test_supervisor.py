@@ -288,3 +288,21 @@ def test_membership_knows_which_engines_are_present_and_which_wait() -> None:
         assert membership.num_changes == 2
 
     kept({"a": [5.0, 1000.0], "b": [1000.0]}, 3, 50.0, look)
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+def test_supervision_ends_although_an_engine_dies_in_that_moment(num_turns: int) -> None:
+    async def main() -> bool:
+        server = FakeServer("a", [5.0, 1e6])
+        at = At("a", server)
+        engine = StartedEngine(control=at, server=server, start=server.start, probe_timeout_s=PROBE_S)  # type: ignore[arg-type]
+        supervisor = EngineSupervisor([engine], EngineMembership([at]), Log(), max_restarts=5)
+        keeping = asyncio.get_running_loop().create_task(supervisor.keep())
+        await asyncio.sleep(5.0)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        keeping.cancel()
+        await asyncio.wait([keeping], timeout=100.0)
+        return keeping.cancelled()
+
+    assert run_virtually(main()) == (True, 5.0)
