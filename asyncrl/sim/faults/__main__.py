@@ -54,7 +54,7 @@ def _progress(found: Findings, seconds: float) -> None:
     rate, per_worker = found.num_lives / seconds, found.num_lives / max(found.seconds, 1e-9)
     _say(
         f"{found.num_lives} lives, {rate:.0f} a second ({per_worker:.0f} a worker), {found.happened.total()} faults, "
-        f"{len(found.violations)} violations"
+        f"{len(found.violations)} violations {sorted(found.violations) or ''}".rstrip()
     )
 
 

@@ -185,9 +185,10 @@ class SimTrainer:
 
     async def finish_checkpoint(self, timeout_s: float | None = None) -> None:
         """See ``RayTrainer.finish_checkpoint``."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            await writing
+        if (writing := self._writing) is not None:
+            await asyncio.wait([writing])  # a cancellation of this call does not end the thread
+            self._writing = None
+            writing.result()
 
     def _write(self, target: Target, notes: bytes, step: int, done: asyncio.Future[None]) -> None:
         """Write the files of a checkpoint, as the thread of a rank does, and commit it."""
