@@ -51,9 +51,9 @@ def _say(line: str) -> None:
 
 
 def _progress(found: Findings, seconds: float) -> None:
-    rate, per_worker = found.num_lives / seconds, found.num_lives / max(found.seconds, 1e-9)
+    rate, per_cpu = found.num_lives / seconds, found.num_lives / max(found.cpu_s, 1e-9)
     _say(
-        f"{found.num_lives} lives, {rate:.0f} a second ({per_worker:.0f} a worker), {found.happened.total()} faults, "
+        f"{found.num_lives} lives, {rate:.0f} a second ({per_cpu:.0f} per second of a core), {found.happened.total()} faults, "
         f"{len(found.violations)} violations {sorted(found.violations) or ''}".rstrip()
     )
 
