@@ -52,9 +52,10 @@ def _say(line: str) -> None:
 
 def _progress(found: Findings, seconds: float) -> None:
     rate, per_cpu = found.num_lives / seconds, found.num_lives / max(found.cpu_s, 1e-9)
+    speed = f"{rate:.0f} a second ({per_cpu:.0f} per second of a core)"
+    seeds = f" {sorted(found.violations)}" if found.violations else ""
     _say(
-        f"{found.num_lives} lives, {rate:.0f} a second ({per_cpu:.0f} per second of a core), {found.happened.total()} faults, "
-        f"{len(found.violations)} violations {sorted(found.violations) or ''}".rstrip()
+        f"{found.num_lives} lives, {speed}, {found.happened.total()} faults, {len(found.violations)} violations{seeds}"
     )
 
 
