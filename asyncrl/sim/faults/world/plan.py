@@ -181,7 +181,7 @@ def _faults(rng: random.Random) -> tuple[Fault, ...]:
 
 
 class Weather:
-    """The faults that are armed or last at present, and the counts of those that happened."""
+    """The faults that are armed or last at present, and the counts of faults that happened."""
 
     def __init__(self, num_engines: int, now: Callable[[], float], note: Callable[[str], None]) -> None:
         """``now`` returns the seconds of the life so far.  ``note`` gets a line for each fault that happens."""

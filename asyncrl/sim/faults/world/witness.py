@@ -48,7 +48,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What was true when a process asked for the state of its run."""
+    """The truth at the moment when a process asked for the state of its run."""
 
     state: RunState
     settled: Settled
@@ -188,6 +188,6 @@ class Witness:
             raise Violation("ledger", f"after step {state.step}: {groups}, but settled are {dict(counts)}")
 
     def check_tokens(self, generated: int) -> None:
-        """Compare the ledger's tokens with those that were delivered."""
+        """Compare the ledger's tokens with the delivered ones."""
         if generated != self.num_delivered:
             raise Violation("ledger", f"{generated} tokens generated, {self.num_delivered} were delivered")
