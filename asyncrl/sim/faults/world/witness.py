@@ -6,7 +6,7 @@ checkpoint holds, and what happened after it in the process that resumed from it
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asyncrl.engines.fake import fake_logprob
@@ -56,7 +56,8 @@ class Saved:
 
     def is_found(self, found: Any) -> bool:
         """Return whether ``found``, from a checkpoint's file, is this state."""
-        return RunState.from_json(found) == self.state
+        state = RunState.from_json(found)
+        return replace(state, mark=self.state.mark) == self.state  # the mark is made when the checkpoint begins
 
 
 class Witness:
