@@ -4,19 +4,19 @@ checkpoint of step C ─┬─▶ batches of steps C, C + 1, ...: trained again,
 SAVE/journal ─────────┘   finished groups: back into the buffer;  groups in flight: start again with their ids
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.journal import Journal, Recovered, recover
+from asyncrl.buffer.journal import Grown, Journal, Recovered, recover
 from asyncrl.config import RunConfig
 from asyncrl.config.resolved import kept
 from asyncrl.engines.megatron.checkpoint.lease import Claim
 from asyncrl.errors import ConfigError, JournalDamaged
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
-from asyncrl.pipeline.scheduling.run_state import Restored, RunState
+from asyncrl.pipeline.scheduling.run_state import Restored, RestoredInFlight, RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.types import Batch, Prompt, ScoredGroup
 
@@ -108,7 +108,14 @@ def _recovery(
     restored = Restored(
         batches=tuple(batch for batch in found.batches if batch.step < num_steps),
         buffered=tuple(finished.group for finished in found.buffered),
-        in_flight=tuple((each.group_id, find(each.place.epoch, each.place.row)) for each in found.in_flight),
+        in_flight=tuple(
+            RestoredInFlight(
+                group_id=each.group_id,
+                prompt=find(each.place.epoch, each.place.row),
+                grown=consecutive(found.growth.get(each.group_id, ())),
+            )
+            for each in found.in_flight
+        ),
     )
     tokens, lost = _tokens(found, at_checkpoint.tokens, restored)
     state = replace(
@@ -161,8 +168,25 @@ def _tokens(found: Recovered, then: TokenCounts, restored: Restored) -> tuple[To
     )
     spent = closed.trained + closed.masked + closed.filtered + closed.stale + closed.failed
     kept_tokens = spent + sum(group.num_tokens for group in _kept(restored.batches, restored.buffered))
+    kept_tokens += sum(group.num_tokens for group in restored.in_flight)
     lost = max(0, (found.delivered or 0) - kept_tokens)
     return replace(closed, generated=kept_tokens, lost=then.lost + lost), lost
+
+
+def consecutive(grown: Iterable[Grown]) -> tuple[Grown, ...]:
+    """Return the chunks of a group's answers without those that were generated again later, or follow a gap."""
+    kept: dict[int, list[Grown]] = {}
+    for each in grown:
+        before = kept.setdefault(each.index, [])
+        while before and _stop(before[-1]) > each.start:
+            before.pop()
+        if each.start == (_stop(before[-1]) if before else 0):
+            before.append(each)
+    return tuple(each for answer in kept.values() for each in answer)
+
+
+def _stop(grown: Grown) -> int:
+    return grown.start + len(grown.chunk.token_ids)
 
 
 def _kept(batches: Sequence[Batch], buffered: Sequence[ScoredGroup]) -> list[ScoredGroup]:

@@ -43,6 +43,7 @@ class Kind(enum.IntEnum):
     PUBLISHED = 10
     EVALUATED = 11
     DELIVERED = 12
+    GROWN = 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,10 @@ from typing import Any
 from asyncrl.buffer.batches import Dispatch
 from asyncrl.buffer.journal.columns import ColumnReader, ColumnWriter
 from asyncrl.buffer.journal.json_text import UNSTORABLE, dumps, is_storable, loads, storable
-from asyncrl.buffer.journal.records import Finished
+from asyncrl.buffer.journal.records import Finished, Grown
 from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import (
+    Chunk,
     FinishReason,
     GroupId,
     Prompt,
@@ -131,22 +132,78 @@ class GroupWriter:
             "outcome": scored.outcome is not None,
             "metadata": dict(sample.metadata),
             "reward_parts": dict(scored.reward_parts),
-            "routes": self._routes(sample.routes),
-            "kept": self._sets(sample.kept),
-            "top": self._sets(sample.top),
+            "routes": routes_form(sample.routes, columns),
+            "kept": sets_form(sample.kept, columns),
+            "top": sets_form(sample.top, columns),
         }
         return _without_defaults(values)
 
-    def _routes(self, routes: Routes | None) -> list[Any] | None:
-        if routes is None:
-            return None
-        return [self._columns.numbers(routes.experts_NLK), routes.missing]
 
-    def _sets(self, sets: TokenSets | None) -> list[Any] | None:
-        if sets is None:
-            return None
-        logprobs = () if sets.logprobs_I is None else (sets.logprobs_I,)
-        return [self._columns.numbers(each) for each in (sets.counts_T, sets.ids_I, *logprobs)]
+def routes_form(routes: Routes | None, columns: ColumnWriter) -> list[Any] | None:
+    """Append routes to the columns and return their form; None for none."""
+    return None if routes is None else [columns.numbers(routes.experts_NLK), routes.missing]
+
+
+def sets_form(sets: TokenSets | None, columns: ColumnWriter) -> list[Any] | None:
+    """Append sets of ids to the columns and return their form; None for none."""
+    if sets is None:
+        return None
+    logprobs = () if sets.logprobs_I is None else (sets.logprobs_I,)
+    return [columns.numbers(each) for each in (sets.counts_T, sets.ids_I, *logprobs)]
+
+
+class GrowthWriter:
+    """The bytes of an answer's next tokens: group id u64 | length of the header u32 | header | columns."""
+
+    def __init__(self, grown: Grown) -> None:
+        self._grown = grown
+        self._columns = ColumnWriter()
+        self._start = b""
+
+    def steps(self) -> Iterator[None]:
+        """Convert the tokens, and yield between steps of at most some tenths of a millisecond."""
+        grown, columns = self._grown, self._columns
+        chunk = grown.chunk
+        yield from columns.ids(chunk.token_ids)
+        columns.floats(chunk.logprobs)
+        header = {
+            "index": grown.index,
+            "start": grown.start,
+            "weights": [grown.weights.version, grown.weights.step],
+            "tokens": len(chunk.token_ids),
+            "version": chunk.version,
+            "routes": routes_form(chunk.routes, columns),
+            "kept": sets_form(chunk.kept, columns),
+            "top": sets_form(chunk.top, columns),
+        }
+        text = dumps(_without_defaults(header))
+        self._start = _START.pack(grown.group_id, len(text)) + text
+
+    def buffers(self) -> list[Any]:
+        """Return the bytes, in one piece unless they are many."""
+        pieces = [self._start, *self._columns.buffers]
+        return [b"".join(pieces)] if self._columns.num_bytes < _JOINED_BYTES else pieces
+
+
+def grown_of(body: memoryview) -> Grown:
+    """Return the tokens that ``GrowthWriter`` wrote.  Raises KeyError, TypeError or ValueError for other bytes."""
+    group_id, length = _START.unpack_from(body)
+    start = _START.size + length
+    values = loads(bytes(body[_START.size : start]))
+    columns = ColumnReader(body[start:])
+    token_ids, logprobs = columns.ids(values["tokens"]), columns.floats(values["tokens"])
+    return Grown(
+        group_id=GroupId(group_id),
+        index=values["index"],
+        start=values["start"],
+        weights=_weights(*values["weights"]),
+        chunk=Chunk(
+            token_ids=token_ids,
+            logprobs=logprobs,
+            version=values["version"],
+            **_token_columns(values, columns),
+        ),
+    )
 
 
 def decoded(body: memoryview) -> Finished:
@@ -192,6 +249,12 @@ def _columns_of(values: Mapping[str, Any], columns: ColumnReader) -> dict[str, A
         found["prompt_ids"] = columns.ids(num_prompt)
     found["text"] = _text(columns.raw(values["text"]))
     found["loss_mask"] = columns.mask(values["mask"], values["tokens"])
+    return found | _token_columns(values, columns)
+
+
+def _token_columns(values: Mapping[str, Any], columns: ColumnReader) -> dict[str, Any]:
+    """Return routes and sets of ids, as far as there are any."""
+    found: dict[str, Any] = {}
     if (routes := values.get("routes")) is not None:
         form, missing = routes
         experts = columns.numbers(form)

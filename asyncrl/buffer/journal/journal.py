@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
-from asyncrl.buffer.journal.records import Finished, Record, Snapshot
+from asyncrl.buffer.journal.records import Finished, Grown, Record, Snapshot
 from asyncrl.buffer.journal.segments import Disk
 from asyncrl.buffer.journal.writer import COMMIT_BYTES, Checkpointed, End, JournalWriter, estimated_bytes
 from asyncrl.daemon_threads import in_daemon_thread
@@ -128,7 +128,7 @@ class Journal:
             self._thread = in_daemon_thread(self._write, "journal")
         if not self._writer.wake.is_set():
             self._writer.wake.set()
-        if isinstance(item, Finished):
+        if isinstance(item, Finished | Grown):
             self._writer.num_queued += estimated_bytes(item)
         if isinstance(item, End) or self._writer.num_queued >= self._full_at:
             self._full_at = self._writer.num_queued + COMMIT_BYTES

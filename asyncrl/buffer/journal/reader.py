@@ -51,10 +51,10 @@ class OpenSegment:
         assert isinstance(record, Snapshot), "the kind is known"
         return record
 
-    def finished_frames(self, group_ids: Set[GroupId]) -> Iterator[Frame]:
-        """Yield the ``Finished`` records of some groups.  Raises JournalDamaged if one of them is damaged."""
+    def frames_of(self, wanted: Kind, group_ids: Set[GroupId]) -> Iterator[Frame]:
+        """Yield the ``Finished`` or ``Grown`` records of some groups.  Raises JournalDamaged if one is damaged."""
         for kind, start, stop in skimmed(self.data):
-            if kind == Kind.FINISHED and group_id_of(self.data[start:stop]) in group_ids:
+            if kind == wanted and group_id_of(self.data[start:stop]) in group_ids:
                 frame = frame_at(self.data, start - FRAME_BYTES)
                 if frame is None:
                     if self.may_be_torn:
@@ -130,10 +130,17 @@ def opened(folder: Path) -> list[OpenSegment]:
     return kept
 
 
-def finished_groups(path: Path) -> set[GroupId]:
-    """Return the groups with a ``Finished`` record in a segment, without a look at checksums.  Raises OSError."""
+def groups_in(path: Path) -> tuple[set[GroupId], set[GroupId]]:
+    """Return the groups with ``Finished`` records in a segment and those with ``Grown``, whatever their checksums.
+
+    Raises OSError.
+    """
     data = _mapped(path)
-    return {group_id_of(data[start:stop]) for kind, start, stop in skimmed(data) if kind == Kind.FINISHED}
+    found: dict[int, set[GroupId]] = {Kind.FINISHED: set(), Kind.GROWN: set()}
+    for kind, start, stop in skimmed(data):
+        if kind in found:
+            found[kind].add(group_id_of(data[start:stop]))
+    return found[Kind.FINISHED], found[Kind.GROWN]
 
 
 type _Headed = tuple[Segment, SegmentHeader | None]

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from asyncrl.buffer.journal.frames import Kind
-from asyncrl.buffer.journal.groups import GroupWriter, NoteFn, decoded
+from asyncrl.buffer.journal.groups import GroupWriter, GrowthWriter, NoteFn, decoded, grown_of
 from asyncrl.buffer.journal.json_text import ODD, dumps, is_storable, loads, storable
 from asyncrl.buffer.journal.records import (
     Admitted,
@@ -15,6 +15,7 @@ from asyncrl.buffer.journal.records import (
     Evaluated,
     Filtered,
     Finished,
+    Grown,
     HeldGroup,
     Left,
     LeftOut,
@@ -41,6 +42,7 @@ KINDS: Mapping[type[Record], Kind] = {
     Published: Kind.PUBLISHED,
     Evaluated: Kind.EVALUATED,
     Delivered: Kind.DELIVERED,
+    Grown: Kind.GROWN,
 }
 _GROUPS_AT_ONCE = 64
 """Groups of a snapshot that one step converts."""
@@ -54,7 +56,11 @@ class RecordWriter:
         """``note`` is called with the names of values that JSON does not have."""
         self._record = record
         self._note = note
-        self._group = GroupWriter(record, note) if isinstance(record, Finished) else None
+        self._group: GroupWriter | GrowthWriter | None = None
+        if isinstance(record, Finished):
+            self._group = GroupWriter(record, note)
+        elif isinstance(record, Grown):
+            self._group = GrowthWriter(record)
         self._buffers: list[Any] = []
 
     def steps(self) -> Iterator[None]:
@@ -112,6 +118,8 @@ def record_of(kind: Kind, body: memoryview) -> Record:
     """Return the record in a body.  Raises KeyError, TypeError or ValueError for other bytes."""
     if kind is Kind.FINISHED:
         return decoded(body)
+    if kind is Kind.GROWN:
+        return grown_of(body)
     values: dict[str, Any] = loads(bytes(body))
     changed = {name: change(values[name]) for name, change in _CHANGES.items() if name in values}
     return _CLASSES[kind](**values | changed)

@@ -1,7 +1,7 @@
 """The records of a journal: one frozen type for each event in the life of a group, a step and a version.
 
-Admitted ──▶ Finished ──▶ Taken ──▶ Trained ──▶ Published ──▶ Evaluated
-    │            └──────▶ Left, Filtered
+Admitted ──▶ Grown* ──▶ Finished ──▶ Taken ──▶ Trained ──▶ Published ──▶ Evaluated
+    │                       └──────▶ Left, Filtered
     └──▶ Filtered, Left                     Snapshot: everything before it is in the checkpoint of its step
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from asyncrl.buffer.batches import Dispatch
-from asyncrl.types import GroupId, JsonValue, Prompt, ScoredGroup
+from asyncrl.types import Chunk, GroupId, JsonValue, Prompt, ScoredGroup, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,20 @@ class Admitted:
     """Prompts taken from the source so far, this one included."""
     last_taken: tuple[int, int] | None
     """Epoch and row of the prompt taken from the source last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """Tokens of an answer in flight, which a run with partial rollouts continues behind them."""
+
+    group_id: GroupId
+    index: int
+    """Position of the answer in its group."""
+    start: int
+    """Tokens that the answer had before."""
+    weights: Weights
+    """The weights that generated the tokens."""
+    chunk: Chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +161,7 @@ class Delivered:
 type Record = (
     Snapshot
     | Admitted
+    | Grown
     | Finished
     | Filtered
     | Left

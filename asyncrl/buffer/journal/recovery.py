@@ -43,7 +43,7 @@ def replayed(found: Sequence[OpenSegment], base: int, until: int | None = None) 
     snapshot = found[base].snapshot()
     assert snapshot is not None, "the segment begins with a snapshot"
     _check_complete(found[base:])
-    replay = Replay(snapshot, _contents_before(found[:base], snapshot))
+    replay = Replay(snapshot, _contents_before(found[:base], snapshot), _growth_before(found[:base], snapshot))
     for segment in found[base:]:
         stop = SEGMENT_BYTES
         for frame in segment.frames():
@@ -77,7 +77,7 @@ def _contents_before(found: Sequence[OpenSegment], snapshot: Snapshot) -> dict[G
     needed = {held.group_id for held in snapshot.held if held.is_buffered}
     contents = dict[GroupId, Content]()
     for segment in found:
-        for frame in segment.finished_frames(needed):
+        for frame in segment.frames_of(Kind.FINISHED, needed):
             contents[group_id_of(frame.body)] = Content(segment=segment, frame=frame)
     if missing := sorted(needed - contents.keys()):
         raise JournalDamaged(
@@ -86,3 +86,12 @@ def _contents_before(found: Sequence[OpenSegment], snapshot: Snapshot) -> dict[G
             0,
         )
     return contents
+
+
+def _growth_before(found: Sequence[OpenSegment], snapshot: Snapshot) -> dict[GroupId, list[Content]]:
+    """Find the tokens of each group that was in flight at the snapshot, in order."""
+    growth: dict[GroupId, list[Content]] = {held.group_id: [] for held in snapshot.held if not held.is_buffered}
+    for segment in found:
+        for frame in segment.frames_of(Kind.GROWN, growth.keys()):
+            growth[group_id_of(frame.body)].append(Content(segment=segment, frame=frame))
+    return growth

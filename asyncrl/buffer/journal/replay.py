@@ -13,6 +13,7 @@ from asyncrl.buffer.journal.records import (
     Evaluated,
     Filtered,
     Finished,
+    Grown,
     Left,
     LeftOut,
     PromptPlace,
@@ -78,6 +79,8 @@ class Recovered:
 
     A group of the snapshot has 0 ``prompts_taken`` and no ``last_taken``.
     """
+    growth: Mapping[GroupId, tuple[Grown, ...]]
+    """The recorded tokens of groups in flight, in order; a group without any is left out."""
     returned: tuple[PromptPlace, ...]
     """Prompts that were returned after the snapshot and have not started again, in order."""
     started: tuple[PromptPlace, ...]
@@ -103,7 +106,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A ``Finished`` record that is not decoded yet."""
+    """A ``Finished`` or ``Grown`` record that is not decoded yet."""
 
     segment: OpenSegment
     frame: Frame
@@ -111,15 +114,30 @@ class Content:
     def finished(self) -> Finished:
         """Return the record.  Raises JournalDamaged."""
         record = self.segment.record(self.frame)
-        assert isinstance(record, Finished), "only such records are contents"
+        assert isinstance(record, Finished), "the kind was looked at"
+        return record
+
+    def grown(self) -> Grown:
+        """Return the record of tokens.  Raises JournalDamaged."""
+        record = self.segment.record(self.frame)
+        assert isinstance(record, Grown), "the kind was looked at"
         return record
 
 
 class Replay:
     """The state after the records so far.  Contents of groups are decoded when they are asked for."""
 
-    def __init__(self, snapshot: Snapshot, contents: Mapping[GroupId, Content]) -> None:
-        """Begin with ``snapshot``; ``contents`` has the groups that were buffered then.  KeyError if one lacks."""
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        contents: Mapping[GroupId, Content],
+        growth: Mapping[GroupId, list[Content]],
+    ) -> None:
+        """Begin with ``snapshot``; ``contents`` has the groups that were buffered then.  KeyError if one lacks.
+
+        ``growth`` has the tokens of the groups that were in flight.
+        """
+        self._growth = {group_id: list(found) for group_id, found in growth.items()}
         self.snapshot = snapshot
         self.num_torn_bytes = 0
         self.steps_done = snapshot.step
@@ -164,6 +182,9 @@ class Replay:
 
     def apply(self, segment: OpenSegment, frame: Frame) -> None:
         """Apply the next record.  Raises JournalDamaged."""
+        if frame.kind is Kind.GROWN:
+            self._growth.setdefault(group_id_of(frame.body), []).append(Content(segment=segment, frame=frame))
+            return
         if frame.kind is Kind.FINISHED:
             self._finish(group_id_of(frame.body), Content(segment=segment, frame=frame))
             return
@@ -183,6 +204,11 @@ class Replay:
             trained=frozenset(self._trained),
             buffered=self._oldest_first(),
             in_flight=tuple(self.in_flight[group_id] for group_id in sorted(self.in_flight)),
+            growth={
+                group_id: tuple(content.grown() for content in found)
+                for group_id, found in self._growth.items()
+                if found and group_id in self.in_flight
+            },
             returned=tuple(self._returned),
             started=tuple(self._started),
             counts=Counts(**self._numbers, reasons=self._reasons, verdicts=tuple(self._verdicts.values())),

@@ -1,7 +1,7 @@
 """The segments that a recovery may still need.
 
 A recovery reads the segment of its snapshot and all later ones.  Of the earlier ones it needs those with the content of
-groups that were buffered at the snapshot.
+groups that were buffered at the snapshot, and those with tokens of groups that were in flight.
 """
 
 from collections.abc import Iterable, Set
@@ -16,10 +16,14 @@ class _Content:
     """The content of a segment, as far as it matters here."""
 
     finished: set[GroupId] = field(default_factory=set)
+    grown: set[GroupId] = field(default_factory=set)
+    """The groups whose tokens in flight it has."""
     step: int | None = None
     """Step of its snapshot; None without one."""
     buffered: frozenset[GroupId] = frozenset()
     """The groups that were buffered at the snapshot."""
+    in_flight: frozenset[GroupId] = frozenset()
+    """The groups that were in flight at the snapshot."""
 
 
 class Retention:
@@ -32,15 +36,17 @@ class Retention:
         """Add a new segment, which is the last one."""
         self._segments[number] = _Content()
 
-    def note_finished(self, number: int, group_ids: Iterable[GroupId]) -> None:
-        """Note the groups whose content a segment has."""
-        self._segments[number].finished.update(group_ids)
+    def note(self, number: int, finished: Iterable[GroupId], grown: Iterable[GroupId]) -> None:
+        """Note the groups whose content a segment has, and those whose tokens in flight it has."""
+        self._segments[number].finished.update(finished)
+        self._segments[number].grown.update(grown)
 
     def note_snapshot(self, number: int, snapshot: Snapshot) -> None:
         """Note the snapshot of a segment."""
         content = self._segments[number]
         content.step = snapshot.step
         content.buffered = frozenset(held.group_id for held in snapshot.held if held.is_buffered)
+        content.in_flight = frozenset(held.group_id for held in snapshot.held) - content.buffered
 
     def dispensable(self, step: int) -> list[int]:
         """Return the segments that no recovery from ``step`` or later needs; none if there is no such snapshot."""
@@ -48,11 +54,10 @@ class Retention:
         if not bases:
             return []
         base = bases[-1]
-        needed: set[GroupId] = set()
-        for number, content in self._segments.items():
-            if number >= base:
-                needed |= content.buffered
-        return self._without(base, needed)
+        later = [content for number, content in self._segments.items() if number >= base]
+        in_flight = frozenset[GroupId]().union(*(content.in_flight for content in later))
+        found = self._without(base, frozenset[GroupId]().union(*(content.buffered for content in later)))
+        return [number for number in found if not self._segments[number].grown & in_flight]
 
     def remove(self, number: int) -> None:
         """Forget a segment that was deleted."""

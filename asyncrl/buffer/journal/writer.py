@@ -15,9 +15,9 @@ from threading import Event
 from typing import Any
 
 from asyncrl.buffer.journal.frames import SegmentHeader, framed
-from asyncrl.buffer.journal.reader import finished_groups
+from asyncrl.buffer.journal.reader import groups_in
 from asyncrl.buffer.journal.record_bytes import KINDS, RecordWriter
-from asyncrl.buffer.journal.records import Delivered, Finished, Record, Snapshot
+from asyncrl.buffer.journal.records import Delivered, Finished, Grown, Record, Snapshot
 from asyncrl.buffer.journal.retention import Retention
 from asyncrl.buffer.journal.segments import Disk, SegmentFile, header_of, segment_of, segments
 from asyncrl.errors import first_line
@@ -49,9 +49,11 @@ class Fenced(Exception):
     """Another run with a newer epoch writes to the folder."""
 
 
-def estimated_bytes(finished: Finished) -> int:
-    """Return about the number of bytes of a group, without its texts."""
-    return 8 * sum(len(scored.sample.token_ids) for scored in finished.group.samples)
+def estimated_bytes(record: Finished | Grown) -> int:
+    """Return about the number of bytes of a record, without texts."""
+    if isinstance(record, Grown):
+        return 8 * len(record.chunk.token_ids)
+    return 8 * sum(len(scored.sample.token_ids) for scored in record.group.samples)
 
 
 type Item = tuple[int, Record | Checkpointed | End]
@@ -101,6 +103,7 @@ class JournalWriter:
         """The largest sequence number among the encoded records."""
         self._last_delivered: int | None = None
         self._finished: list[GroupId] = []
+        self._grown: list[GroupId] = []
         self._warned: set[str] = set()
         self._is_ending = False
 
@@ -149,8 +152,9 @@ class JournalWriter:
                     yield from self._begin_segment(sequence, item)
                 case _:
                     yield from self._encode(sequence, item)
-            if isinstance(item, Finished):
-                self._finished.append(item.group.group_id)
+            if isinstance(item, Finished | Grown):
+                group_id = item.group_id if isinstance(item, Grown) else item.group.group_id
+                (self._grown if isinstance(item, Grown) else self._finished).append(group_id)
                 self._num_converted += estimated_bytes(item)
             del item  # an idle thread keeps no group alive
 
@@ -191,8 +195,8 @@ class JournalWriter:
         if not self._buffers:
             self._add_delivered()
         self._opened().commit(self._buffers)
-        self._retention.note_finished(self._number, self._finished)
-        self._buffers, self._num_bytes, self._finished = [], 0, []
+        self._retention.note(self._number, self._finished, self._grown)
+        self._buffers, self._num_bytes, self._finished, self._grown = [], 0, [], []
         self.synced = self._encoded
         self._on_commit()
 
@@ -224,7 +228,7 @@ class JournalWriter:
         if is_first:
             for each in found:
                 self._retention.add(each.number)
-                self._retention.note_finished(each.number, finished_groups(each.path))
+                self._retention.note(each.number, *groups_in(each.path))
         size = found[-1].path.stat().st_size if found else 0
         self._number = found[-1].number + 1 if found else 1
         header = SegmentHeader(run_epoch=self._run_epoch, number=self._number, size_before=size if is_first else None)

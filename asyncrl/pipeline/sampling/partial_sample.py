@@ -33,6 +33,8 @@ class PartialSample:
         self._kept: list[tuple[int, TokenSets | None]] = []
         self._top: list[tuple[int, TokenSets | None]] = []
         self._routes: list[Routes] = []
+        self.last: tuple[Chunk, Weights] | None = None
+        """The chunk that came last, and the weights that generated it; None before the first."""
         self.routes_from = routes_from
         """First position whose route is wanted and has not come."""
         self._published = published
@@ -44,14 +46,16 @@ class PartialSample:
             self._tokens = [_joined(self._tokens)]  # joined once, not at every access
         return self._tokens[0]
 
-    def extend(self, chunk: Chunk) -> None:
+    def extend(self, chunk: Chunk, weights: Weights | None = None) -> None:
         """Append a chunk; its tokens extend the last span if the same weights generated them.
 
-        Raises EngineLost, with the sample unchanged, for a version that was never published.
+        ``weights`` generated the chunk; None: those of its version.  Raises EngineLost, with the sample unchanged, for
+        a version that was never published.
         """
         # Invariant: looked up before anything changes.  The request is sent again after the tokens that are here.
-        if (weights := self._published.get(chunk.version)) is None:
+        if weights is None and (weights := self._published.get(chunk.version)) is None:
             raise EngineLost(f"an engine names weight version {chunk.version}, which was never published")
+        self.last = chunk, weights
         if chunk.routes is not None and self.routes_from is not None:
             self._routes.append(chunk.routes)
             self.routes_from += len(chunk.routes)

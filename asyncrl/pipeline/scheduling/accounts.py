@@ -85,10 +85,10 @@ class Accounts:
         for sample in group.samples.values():
             self._lengths.dropped(sample.num_generated)
 
-    def give_up(self, group_id: GroupId) -> None:
-        """Record a group of a killed run that no step is left to train."""
-        self._ledger.drop(group_id, GroupOutcome.STALE, 0)
-        self._recorder.left(group_id, GroupOutcome.STALE, 0)
+    def give_up(self, group_id: GroupId, num_tokens: int) -> None:
+        """Record a group of a killed run, with ``num_tokens`` tokens, that no step is left to train."""
+        self._ledger.drop(group_id, GroupOutcome.STALE, num_tokens)
+        self._recorder.left(group_id, GroupOutcome.STALE, num_tokens)
 
     # ---- scored groups
 

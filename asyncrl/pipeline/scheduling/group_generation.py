@@ -8,6 +8,7 @@ from asyncrl.errors import EngineRejected, EpisodeEnded, EpisodeFailed, FilterFa
 from asyncrl.metrics.facts import EpisodeStats
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.sampling.episodes import Episodes
+from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.sampler import Sampler
 from asyncrl.pipeline.scheduling.episode_groups import EpisodeGroup, complete_episodes
 from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight, complete
@@ -83,16 +84,24 @@ class GroupGeneration:
         )
 
     async def complete(
-        self, group: GroupInFlight, on_tokens: Callable[[int], bool], on_samples: Callable[[Sequence[Sample]], None]
+        self,
+        group: GroupInFlight,
+        on_tokens: Callable[[PartialSample | None, int], bool],
+        on_samples: Callable[[Sequence[Sample]], None],
     ) -> ScoredGroup:
         """Generate and score what the group lacks.
 
-        ``on_tokens`` is called with the number of tokens of each chunk, ``on_samples`` with the samples of each place
-        that has ended.  Raises the error of a failed sample, a bug before a named error.
+        ``on_tokens`` is called with the sample that a chunk extended, or None in an episode, and the number of its
+        tokens.  ``on_samples`` is called with the samples of each place that has ended.  Raises the error of a failed
+        sample, a bug before a named error.
         """
         if isinstance(group, EpisodeGroup):
             return await complete_episodes(
-                group, self._sampler, on_tokens=on_tokens, on_end=on_samples, mask_resumed=self._mask_resumed
+                group,
+                self._sampler,
+                on_tokens=lambda num_tokens: on_tokens(None, num_tokens),
+                on_end=on_samples,
+                mask_resumed=self._mask_resumed,
             )
         return await complete(
             group,

@@ -114,13 +114,14 @@ async def complete(
     group: GroupInFlight,
     sampler: Sampler,
     *,
-    on_tokens: Callable[[int], object],
+    on_tokens: Callable[[PartialSample, int], object],
     on_sample: Callable[[Sample], None],
     mask_resumed: bool,
 ) -> ScoredGroup:
     """Generate and score the missing samples of a group.
 
-    ``on_tokens`` is called with the number of tokens of each chunk, ``on_sample`` with each generated sample.
+    ``on_tokens`` is called with the sample that a chunk extended and the number of its tokens, ``on_sample`` with each
+    generated sample.
     ``mask_resumed`` masks the tokens generated before the last resumption.  Raises the error of a failed sample, a bug
     before a named error, once no sample of the group is in flight.
     """
@@ -128,7 +129,9 @@ async def complete(
     async def one(partial: PartialSample) -> None:
         if partial.index not in group.samples:
             name = f"g{group.group_id}" + (f"~{group.num_interruptions}" if group.num_interruptions else "")
-            sample = await sampler.generate(name, group.group_id, group.prompt, partial, on_tokens)
+            sample = await sampler.generate(
+                name, group.group_id, group.prompt, partial, lambda num_tokens: on_tokens(partial, num_tokens)
+            )
             group.samples[partial.index] = sample
             on_sample(sample)
         if partial.index not in group.scored and not sampler.scores_groups:

@@ -13,6 +13,7 @@ from asyncrl.buffer.journal import (
     Evaluated,
     Filtered,
     Finished,
+    Grown,
     HeldGroup,
     Journal,
     Left,
@@ -25,6 +26,7 @@ from asyncrl.buffer.journal import (
     Wasted,
 )
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
+from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.scheduling.ledger import GroupOutcome
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
 from asyncrl.pipeline.scheduling.run_state import RunState
@@ -61,6 +63,20 @@ class Recorder:
         if self._journal is not None:
             taken, last = queue.num_taken, queue.last_taken
             self._journal.append(LeftOut(place=_place(prompt), prompts_taken=taken, last_taken=last))
+
+    def grown(self, group_id: GroupId, partial: PartialSample) -> None:
+        """Record the last chunk of an answer in flight."""
+        if self._journal is not None and partial.last is not None:
+            chunk, weights = partial.last
+            start = partial.num_tokens - len(chunk.token_ids)
+            record = Grown(group_id=group_id, index=partial.index, start=start, weights=weights, chunk=chunk)
+            self._journal.append(record)
+
+    def grown_before(self, grown: Iterable[Grown]) -> None:
+        """Record the chunks of answers of a killed run, whose journal is in another folder."""
+        if self._journal is not None:
+            for each in grown:
+                self._journal.append(each)
 
     async def finished(self, *groups: tuple[Dispatch, ScoredGroup]) -> None:
         """Record groups that were scored and kept, and wait until the records are on the disk.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from asyncrl.buffer.journal import Grown
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.types import Batch, GroupId, Prompt, ScoredGroup
 
@@ -73,6 +74,21 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredInFlight:
+    """A group that was in flight.  It starts again with its id, which seeds the sampling of its answers."""
+
+    group_id: GroupId
+    prompt: Prompt
+    grown: tuple[Grown, ...] = ()
+    """Tokens of its answers, which continue behind them; each begins where the one before of the same answer ends."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that its answers have."""
+        return sum(len(each.chunk.token_ids) for each in self.grown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     """The groups of a killed run that its journal kept, from the checkpoint of a RunState on."""
 
@@ -80,8 +96,7 @@ class Restored:
     """Batches to train again, of consecutive steps from the checkpoint on."""
     buffered: tuple[ScoredGroup, ...] = ()
     """Groups that wait for a batch, oldest dispatch first."""
-    in_flight: tuple[tuple[GroupId, Prompt], ...] = ()
-    """Groups whose tokens are lost.  They start again with their ids, which seed the sampling of their answers."""
+    in_flight: tuple[RestoredInFlight, ...] = ()
 
     @property
     def newest_step(self) -> int:

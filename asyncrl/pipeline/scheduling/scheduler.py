@@ -23,6 +23,7 @@ from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.outages import Holds
+from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.scoring import verdict
 from asyncrl.pipeline.sampling.slots import Slots
@@ -37,10 +38,10 @@ from asyncrl.pipeline.scheduling.ledger import GroupOutcome, State
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
 from asyncrl.pipeline.scheduling.quarantine import Quarantine
 from asyncrl.pipeline.scheduling.recorder import Held, Recorder
-from asyncrl.pipeline.scheduling.run_state import Restored, RunState, without_unfinished
+from asyncrl.pipeline.scheduling.run_state import Restored, RestoredInFlight, RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import AdmissionHold, GroupObserver, KeepFn, PickFn, PromptSource
-from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState
+from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -140,8 +141,8 @@ class Scheduler:
             self._outstanding.start(dispatch)
             self._accounts.restore(group.group_id, State.IN_FLIGHT)
             self._buffer.add(dispatch, group)
-        for group_id, _ in restored.in_flight:
-            self._accounts.restore(group_id, State.PARTIAL)
+        for each in restored.in_flight:
+            self._accounts.restore(each.group_id, State.PARTIAL)
 
     async def begin_journal(self, journal: Journal, about: Mapping[str, Any], *, has_groups: bool) -> None:
         """Record the state with which the run begins, and wait until it is on the disk; record every later event.
@@ -154,6 +155,8 @@ class Scheduler:
             for batch in self._to_train_again:
                 unused = (Dispatch(order=0, deadline=batch.step, group_id=group.group_id) for group in batch.groups)
                 await self._recorder.finished(*zip(unused, batch.groups, strict=True))
+            for each in self._restarting:
+                self._recorder.grown_before(each.grown)
             await self._recorder.finished(*self._buffer.waiting())
         state = self._record(replace(self.state(), mark=self._mark))
         await self._recorder.written()
@@ -245,7 +248,7 @@ class Scheduler:
         """Return the counts of groups, tokens and slots.  Raises AssertionError if an account does not balance."""
         batches = (*([self._training] if self._training else ()), *self._to_train_again)
         scored = (*self._buffer.groups().values(), *(group for batch in batches for group in batch.groups))
-        held = sum(group.num_tokens for group in (*self._in_flight, *self._parked))
+        held = sum(group.num_tokens for group in (*self._in_flight, *self._parked, *self._restarting))
         tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
         return Gauges(
             tokens=tokens,
@@ -333,7 +336,7 @@ class Scheduler:
         """Return the groups that are neither trained nor dropped, without a batch in training, in order of their id."""
         waits = self._being_recorded  # the record comes before that of this state, so a recovery has the group
         found = [(group.group_id, group.prompt, group.group_id in waits) for group in (*self._in_flight, *self._parked)]
-        found += [(group_id, prompt, False) for group_id, prompt in self._restarting]
+        found += [(each.group_id, each.prompt, False) for each in self._restarting]
         waiting = (group for batch in self._to_train_again for group in batch.groups)
         found += [(group.group_id, group.prompt, True) for group in (*self._buffer.groups().values(), *waiting)]
         return sorted(found, key=lambda each: each[0])
@@ -382,9 +385,8 @@ class Scheduler:
             group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
         elif self._restarting:
-            group_id, prompt = self._restarting.popleft()
-            group = self._generation.begin(self._dispatch(group_id), prompt, weights, now)
-            self._accounts.resume(group_id)
+            group = self._restarted(self._restarting.popleft(), weights, now)
+            self._accounts.resume(group.group_id)
         else:
             prompt = self._prompt_queue.take()
             if self._quarantine.leaves_out(prompt):
@@ -402,6 +404,13 @@ class Scheduler:
         self._outstanding.start(group.dispatch)
         return group
 
+    def _restarted(self, before: RestoredInFlight, weights: Weights, now: float) -> GroupInFlight:
+        """Return a group of a killed run with the tokens that the journal has."""
+        group = self._generation.begin(self._dispatch(before.group_id), before.prompt, weights, now)
+        for grown in before.grown:
+            group.partials[grown.index].extend(grown.chunk, grown.weights)
+        return group.resumed() if before.grown else group
+
     def _dispatch(self, group_id: GroupId, step: int | None = None) -> Dispatch:
         """Return the next dispatch, under the weights of ``step``; None: the weights that engines serve."""
         self._next_order += 1
@@ -415,7 +424,7 @@ class Scheduler:
         try:
             scored_group = await self._generation.complete(
                 group,
-                lambda num_tokens: self._count(group, num_tokens),
+                lambda partial, num_tokens: self._count(group, partial, num_tokens),
                 lambda samples: self._generated(group, samples),
             )
             if group.is_gone:
@@ -443,10 +452,13 @@ class Scheduler:
         self._watchdog.moved()
         self._moved.set()
 
-    def _count(self, group: GroupInFlight, num_tokens: int) -> bool:
-        """Count delivered tokens; return whether their group is still in flight."""
+    def _count(self, group: GroupInFlight, partial: PartialSample | None, num_tokens: int) -> bool:
+        """Count delivered tokens, and record them if they are kept; return whether their group is still in flight."""
         self._watchdog.moved()
-        return self._accounts.deliver(group, num_tokens)
+        is_kept = self._accounts.deliver(group, num_tokens)
+        if is_kept and partial is not None and self._policy.partial:
+            self._recorder.grown(group.group_id, partial)
+        return is_kept
 
     def _generated(self, group: GroupInFlight, samples: Sequence[Sample]) -> None:
         """Record the samples of a place that has ended."""
@@ -509,9 +521,9 @@ class Scheduler:
             else:
                 self._stop(group)
         while is_over and self._restarting:
-            group_id, prompt = self._restarting.popleft()
-            self._accounts.give_up(group_id)
-            self._return(prompt)
+            before = self._restarting.popleft()
+            self._accounts.give_up(before.group_id, before.num_tokens)
+            self._return(before.prompt)
         while is_over and self._parked:
             parked = self._parked.popleft()
             parked.close()

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import tempfile
+from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import batched
 from pathlib import Path
@@ -14,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.app.resuming.recovery import Recovery, recovery
-from asyncrl.buffer.journal import Finished, Left, Record, Snapshot
+from asyncrl.app.resuming.recovery import Recovery, consecutive, recovery
+from asyncrl.buffer.journal import Finished, Grown, Left, Record, Snapshot
 from asyncrl.buffer.journal.segments import Disk
 from asyncrl.buffer.journal.writer import Checkpointed, End, JournalWriter
 from asyncrl.engines.fake import FakeCheckpoints, FakePrompts
 from asyncrl.pipeline.scheduling.run_state import RunState
-from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup
+from asyncrl.types import Batch, Chunk, GroupId, Prompt, Sample, ScoredGroup, Weights
 from tests.unit.pipeline.harness import World, drawn, named
 from tests.virtual_time import lengths_in_rotation, run_virtually
 
@@ -120,8 +122,26 @@ class Life:
                 if (kept := self.finished.get(group.group_id)) is not None and not world.partial:
                     assert tokens(group) == tokens(kept), "generated again"
         assert all(0 <= lag <= world.staleness for lag in world.lags)
+        self._check_continued(world)
         asked = {int(request.request_id[1:].split(".")[0].split("~")[0]) for request in world.engine.requests}
         assert not asked & self._settled(), "a finished group was generated again"
+
+    def _check_continued(self, world: World) -> None:
+        """Answers that the journal had in part continue behind their tokens."""
+        in_flight = self.recovered.restored.in_flight if self.recovered else ()
+        had = {each.group_id: parts(each.grown) for each in in_flight if each.grown}
+        for batch in world.trainer.batches:
+            for group in batch.groups:
+                for index, before in had.get(group.group_id, {}).items():
+                    sample = group.samples[index].sample
+                    assert sample.token_ids[: len(before)] == before, "generated again"
+        prompts = {each.group_id: each.prompt.token_ids for each in in_flight}
+        for request in world.engine.requests:
+            name, place = request.request_id[1:].split(".")
+            group_id = GroupId(int(name.split("~")[0]))
+            if written := had.get(group_id, {}).get(int(place.partition("-")[0])):
+                start = len(prompts[group_id])
+                assert request.token_ids[start : start + len(written)] == written, "the engine did not get the tokens"
 
     def _settled(self) -> set[int]:
         if self.recovered is None:
@@ -143,6 +163,15 @@ def recovered(folder: Path, checkpoint: RunState | None, prompts: FakePrompts, s
     found = recovery(folder, checkpoint, {}, prompts.at, num_steps=steps)
     assert found is not None or checkpoint is None
     assert not isinstance(found, str), found
+    return found
+
+
+def parts(grown: Sequence[Grown]) -> dict[int, tuple[int, ...]]:
+    """The tokens of each answer by its index."""
+    found: dict[int, tuple[int, ...]] = {}
+    for each in grown:
+        assert each.start == len(found.get(each.index, ()))
+        found[each.index] = (*found.get(each.index, ()), *each.chunk.token_ids)
     return found
 
 
@@ -200,6 +229,32 @@ def test_finished_groups_are_trained_and_groups_in_flight_start_again_with_their
     stats = last.facts[-1].scheduler
     assert stats.groups.admitted == stats.groups.trained + stats.groups.stale == 16 + stats.groups.stale
     assert stats.tokens.lost > 0
+
+
+def test_partial_answers_continue_behind_their_tokens(tmp_path: Path) -> None:
+    life = Life(
+        tmp_path,
+        {"steps": 4, "staleness": 3, "lengths": lengths_in_rotation((40, 200)), "slots": 64, "partial": True},
+    )
+    life.part(1.0)
+    assert life.recovered is not None
+    kept = [each for each in life.recovered.restored.in_flight if each.grown]
+    assert kept
+    assert life.recovered.before.tokens.lost < sum(each.num_tokens for each in kept)
+    last = life.part(None)
+    assert last.facts[-1].scheduler.groups.trained == 16
+
+
+def test_a_repeated_part_of_an_answer_replaces_what_followed_and_a_gap_ends_it() -> None:
+    def piece(start: int, stop: int, index: int = 0) -> Grown:
+        chunk = Chunk(token_ids=tuple(range(start, stop)), logprobs=array("f", [0.0] * (stop - start)), version=0)
+        weights = Weights(version=0, step=0)
+        return Grown(group_id=GroupId(1), index=index, start=start, weights=weights, chunk=chunk)
+
+    whole = [piece(0, 4), piece(0, 2, index=1), piece(4, 8), piece(2, 3, index=1)]
+    assert parts(consecutive(whole)) == {0: tuple(range(8)), 1: (0, 1, 2)}
+    assert parts(consecutive([*whole, piece(4, 6)])) == {0: tuple(range(6)), 1: (0, 1, 2)}
+    assert parts(consecutive([piece(0, 4), piece(5, 9)])) == {0: tuple(range(4))}
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {

@@ -13,6 +13,7 @@ from asyncrl.buffer.journal import (
     Evaluated,
     Filtered,
     Finished,
+    Grown,
     HeldGroup,
     Left,
     LeftOut,
@@ -29,7 +30,7 @@ from asyncrl.buffer.journal.frames import SegmentHeader, framed
 from asyncrl.buffer.journal.record_bytes import KINDS, RecordWriter
 from asyncrl.buffer.journal.segments import segment_of
 from asyncrl.types import Batch, GroupId
-from tests.unit.buffer.journal.made import finished, place
+from tests.unit.buffer.journal.made import finished, grown, place
 
 GROUPS_PER_STEP = 2
 
@@ -52,6 +53,7 @@ class Run:
     entries: list[Entry] = field(default_factory=list)
     epoch: int = 1
     in_flight: dict[GroupId, Admitted] = field(default_factory=dict)
+    lengths: Counter[GroupId] = field(default_factory=Counter)
     buffered: dict[GroupId, PromptPlace] = field(default_factory=dict)
     returned: list[PromptPlace] = field(default_factory=list)
     prompts_taken: int = 0
@@ -65,7 +67,7 @@ class Run:
 
     def turn(self) -> None:
         choices = [self.admit, self.admit, self.admit, self.finish, self.finish, self.finish, self.finish_again]
-        choices += [self.filter, self.leave, self.leave_out, self.small, self.take, self.take, self.restart]
+        choices += [self.grow, self.filter, self.leave, self.leave_out, self.small, self.take, self.take, self.restart]
         self.random.choice(choices)()
 
     def prompt(self) -> PromptPlace:
@@ -82,6 +84,12 @@ class Run:
         )
         self.in_flight[group_id] = record
         self.write(record)
+
+    def grow(self) -> None:
+        if self.in_flight:
+            group_id = self.random.choice(list(self.in_flight))
+            start, self.lengths[group_id] = self.lengths[group_id], self.lengths[group_id] + 3
+            self.write(grown(group_id, start, start + 3, index=self.random.randrange(2)))
 
     def finish(self) -> None:
         if self.in_flight:
@@ -230,6 +238,11 @@ def expected(entries: Sequence[Entry], step: int) -> Recovered | None:
     returned, begun = prompts(snapshot, after)
     numbers = [each for each in after if isinstance(each, Admitted | LeftOut)]
     trained = [each for each in after if isinstance(each, Trained)]
+    in_flight = sorted(admitted.keys() - was_buffered - gone)
+    growth = {
+        group_id: tuple(each for each in records if isinstance(each, Grown) and each.group_id == group_id)
+        for group_id in in_flight
+    }
     return Recovered(
         step=step,
         state=snapshot.state,
@@ -240,7 +253,8 @@ def expected(entries: Sequence[Entry], step: int) -> Recovered | None:
         skipped=frozenset(each.step for each in trained if each.is_skipped),
         trained=frozenset(each.step for each in trained),
         buffered=tuple(entry.record for entry in waiting),  # type: ignore[misc]
-        in_flight=tuple(admitted[each] for each in sorted(admitted.keys() - was_buffered - gone)),
+        in_flight=tuple(admitted[each] for each in in_flight),
+        growth={group_id: found for group_id, found in growth.items() if found},
         returned=tuple(returned),
         started=tuple(begun),
         counts=Counts(

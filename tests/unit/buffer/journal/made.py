@@ -12,9 +12,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from asyncrl.buffer import Dispatch
-from asyncrl.buffer.journal import Finished, HeldGroup, PromptPlace
+from asyncrl.buffer.journal import Finished, Grown, HeldGroup, PromptPlace
 from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import (
+    Chunk,
     FinishReason,
     GroupId,
     Prompt,
@@ -32,6 +33,12 @@ from tests.unit.scored_groups import group
 
 def place(row: int, epoch: int = 0) -> PromptPlace:
     return PromptPlace(epoch=epoch, row=row)
+
+
+def grown(group_id: int, start: int, stop: int, index: int = 0) -> Grown:
+    chunk = Chunk(token_ids=tuple(range(start, stop)), logprobs=array("f", [-1.0] * (stop - start)), version=0)
+    weights = Weights(version=0, step=0)
+    return Grown(group_id=GroupId(group_id), index=index, start=start, weights=weights, chunk=chunk)
 
 
 def finished(group_id: int, *, order: int = 0, deadline: int = 9, tokens: int = 3, reward: float = 1.0) -> Finished:
@@ -170,6 +177,26 @@ def prompts(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Prompt]:
 PLACES = st.builds(
     PromptPlace, epoch=st.integers(0, 9), row=st.integers(0, 2**62), prompt=st.none() | prompts(WHOLE_TEXTS)
 )
+
+
+@st.composite
+def grown_answers(draw: st.DrawFn) -> Grown:
+    num_tokens = draw(st.integers(0, 20))
+    chunk = Chunk(
+        token_ids=tuple(draw(st.lists(IDS, min_size=num_tokens, max_size=num_tokens))),
+        logprobs=array("f", draw(st.lists(FLOATS, min_size=num_tokens, max_size=num_tokens))),
+        version=draw(st.integers(0, 9)),
+        routes=draw(st.none() | st.integers(0, 5).flatmap(routes)),
+        kept=draw(st.none() | token_sets(num_tokens)),
+        top=draw(st.none() | token_sets(num_tokens)),
+    )
+    return Grown(
+        group_id=GroupId(draw(st.integers(0, 2**60))),
+        index=draw(st.integers(0, 99)),
+        start=draw(st.integers(0, 2**20)),
+        weights=draw(WEIGHTS),
+        chunk=chunk,
+    )
 
 
 @st.composite

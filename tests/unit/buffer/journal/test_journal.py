@@ -15,7 +15,7 @@ from asyncrl.buffer.journal import Delivered, Journal, MemoryJournal, Record, Sn
 from asyncrl.buffer.journal.segments import segments
 from asyncrl.buffer.journal.writer import COMMIT_BYTES
 from tests.unit.buffer.journal.disks import BrokenDisk, CountingDisk, FullDisk, StalledDisk, write
-from tests.unit.buffer.journal.made import bits, finished, held
+from tests.unit.buffer.journal.made import bits, finished, grown, held
 
 ROOT = Path(__file__).parents[4]
 SHORT_S = 1.0
@@ -374,6 +374,35 @@ def test_segments_before_a_checkpoint_are_deleted_unless_they_hold_groups_of_it(
         await journal.close()
 
     run(work())
+
+
+def test_segments_with_tokens_of_groups_in_flight_stay(tmp_path: Path) -> None:
+    def snapshot(step: int, *in_flight: int) -> Snapshot:
+        return Snapshot(step=step, state={}, held=tuple(held(each, is_buffered=False) for each in in_flight))
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        journal.begin_segment(SNAPSHOT)  # segment 1
+        journal.append(grown(7, 0, 4))
+        journal.begin_segment(snapshot(1, 7))  # 2
+        journal.append(grown(7, 4, 9))
+        journal.begin_segment(snapshot(2, 7))  # 3
+        journal.checkpointed(2)
+        await journal.close()
+
+    run(work())
+    assert numbers(tmp_path) == [1, 2, 3]
+    found = recover(tmp_path, 2)
+    assert found is not None
+    assert bits(found.growth) == bits({7: (grown(7, 0, 4), grown(7, 4, 9))})
+
+    async def later() -> None:
+        journal = Journal(tmp_path, 2, delivered=lambda: 5)  # it reads what the other wrote
+        await checkpoint(journal, 3)
+        await journal.close()
+
+    run(later())
+    assert numbers(tmp_path) == [4]
 
 
 def test_a_later_checkpoint_that_is_being_written_keeps_its_segments(tmp_path: Path) -> None:

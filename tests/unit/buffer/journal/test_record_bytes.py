@@ -16,6 +16,7 @@ from asyncrl.buffer.journal.records import (
     Evaluated,
     Filtered,
     Finished,
+    Grown,
     HeldGroup,
     Left,
     LeftOut,
@@ -27,14 +28,31 @@ from asyncrl.buffer.journal.records import (
     Trained,
     Wasted,
 )
-from tests.unit.buffer.journal.made import METADATA, PLACES, VALUES, WHOLE_TEXTS, bits, finished, finished_groups
+from tests.unit.buffer.journal.made import (
+    METADATA,
+    PLACES,
+    VALUES,
+    WHOLE_TEXTS,
+    bits,
+    finished,
+    finished_groups,
+    grown_answers,
+)
 
 COUNTS = st.integers(0, 2**53)
 PAIRS = st.none() | st.tuples(COUNTS, COUNTS)
 HELD = st.builds(HeldGroup, group_id=COUNTS, place=PLACES, is_buffered=st.booleans())
+TAKEN = st.builds(Taken, step=COUNTS, group_ids=st.lists(COUNTS, max_size=4).map(tuple))
 RECORDS: dict[type[Record], st.SearchStrategy[Record]] = {
-    Snapshot: st.builds(Snapshot, step=COUNTS, state=METADATA, held=st.lists(HELD, max_size=3).map(tuple)),
+    Snapshot: st.builds(
+        Snapshot,
+        step=COUNTS,
+        state=METADATA,
+        held=st.lists(HELD, max_size=3).map(tuple),
+        pending=st.lists(TAKEN, max_size=2).map(tuple),
+    ),
     Admitted: st.builds(Admitted, group_id=COUNTS, place=PLACES, prompts_taken=COUNTS, last_taken=PAIRS),
+    Grown: grown_answers(),
     Finished: finished_groups(),
     Filtered: st.builds(Filtered, group_id=COUNTS, reason=WHOLE_TEXTS, num_tokens=COUNTS, num_observed=COUNTS),
     Left: st.builds(
@@ -46,7 +64,7 @@ RECORDS: dict[type[Record], st.SearchStrategy[Record]] = {
     ),
     LeftOut: st.builds(LeftOut, place=PLACES, prompts_taken=st.none() | COUNTS, last_taken=PAIRS),
     Wasted: st.builds(Wasted, num_tokens=COUNTS),
-    Taken: st.builds(Taken, step=COUNTS, group_ids=st.lists(COUNTS, max_size=4).map(tuple)),
+    Taken: TAKEN,
     Trained: st.builds(Trained, step=COUNTS, is_skipped=st.booleans()),
     Published: st.builds(Published, version=COUNTS, step=COUNTS),
     Evaluated: st.builds(Evaluated, version=COUNTS, step=COUNTS),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from asyncrl.buffer.journal import (
     Admitted,
     Finished,
+    Grown,
     Left,
     Record,
     Recovered,
@@ -66,14 +67,17 @@ def retention(entries: list[Entry]) -> Retention:
         if isinstance(entry.record, Snapshot):
             kept.note_snapshot(number, entry.record)
         if isinstance(entry.record, Finished):
-            kept.note_finished(number, [entry.record.group.group_id])
+            kept.note(number, [entry.record.group.group_id], ())
+        if isinstance(entry.record, Grown):
+            kept.note(number, (), [entry.record.group_id])
     return kept
 
 
 def comparable(found: Recovered | None) -> object:
     if found is None:
         return None
-    return bits(replace(found, counts=replace(found.counts, reasons=dict(sorted(found.counts.reasons.items())))))
+    reasons, growth = dict(sorted(found.counts.reasons.items())), dict(sorted(found.growth.items()))
+    return bits(replace(found, counts=replace(found.counts, reasons=reasons), growth=growth))
 
 
 # ---- by hand
