@@ -174,7 +174,7 @@ def _tokens(found: Recovered, then: TokenCounts, restored: Restored) -> tuple[To
 
 
 def consecutive(grown: Iterable[Grown]) -> tuple[Grown, ...]:
-    """Return the chunks of a group's answers without those that were generated again later, or follow a gap."""
+    """Return the chunks of a group's answers, without chunks that follow a gap or were generated again later."""
     kept: dict[int, list[Grown]] = {}
     for each in grown:
         before = kept.setdefault(each.index, [])
