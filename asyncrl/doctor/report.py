@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class Report:
     launch: Launch
     translation: Translation
     functions: tuple[UserFunction, ...]
+    python_path: tuple[Path, ...]
+    """Folders that must be on PYTHONPATH for the functions."""
     refusals: tuple[str, ...]
     """asyncrl's error lines for the TOML file."""
     missing_files: tuple[str, ...]
@@ -43,7 +46,7 @@ class Report:
         """The number of reasons why the script's run does not start as it is."""
         flags = self.translation.of(Verdict.MISSING) + self.translation.of(Verdict.UNKNOWN_VALUE)
         problems = {line for function in self.functions for line in function.problems}
-        imports = {each for function in self.functions for each in function.imports}
+        imports = {each for function in self.functions for each in function.imports if not each.is_there}
         return (
             len(flags)
             + len(problems)
@@ -74,11 +77,14 @@ def examine_script(path: Path, given: Mapping[str, str]) -> Report:
             "Relative paths are relative to this file; slime's are relative to the folder where it starts.",
         ],
     )
+    named = _named_folders(launch, shell)
+    functions = tuple(_functions(translation, _roots(named, shell)))
     return Report(
         toml=toml,
         launch=launch,
         translation=translation,
-        functions=tuple(_functions(translation, _roots(launch, shell))),
+        functions=functions,
+        python_path=tuple(_python_path(functions, named)),
         refusals=tuple(_refusals(translation, shell)),
         missing_files=tuple(shell.missing_files),
         absent=tuple(_absent(launch.flags, shell)),
@@ -109,15 +115,30 @@ def _is_function(path: str) -> bool:
     )
 
 
-def _roots(launch: Launch, shell: Shell) -> list[Path]:
-    """Return the folders of PYTHONPATH, and the script's folder with those above it up to its project's root."""
+def _named_folders(launch: Launch, shell: Shell) -> list[Path]:
+    """Return the folders of the script's PYTHONPATH that exist."""
     written = launch.environment.get("PYTHONPATH")
     entries = variables(written, launch.environment).split(":") if written else []
-    named = [found for entry in entries if entry and (found := shell.located(entry)) is not None and found.is_dir()]
+    return [found for entry in entries if entry and (found := shell.located(entry)) is not None and found.is_dir()]
+
+
+def _roots(named: Sequence[Path], shell: Shell) -> list[Path]:
+    """Return the folders of PYTHONPATH, and the script's folder with those above it up to its project's root."""
     above = list(shell.script.parents)[:_MOST_FOLDERS]
     top = next((place for place, folder in enumerate(above) if (folder / PROGRAMS[0]).exists()), len(above) - 1)
     return list(dict.fromkeys([*named, *above[: top + 1], Path.cwd()]))
 
+
+def _python_path(functions: Sequence[UserFunction], named: Sequence[Path]) -> Iterator[Path]:
+    """Yield the folders of the functions, and those of the script's PYTHONPATH that hide no package of asyncrl's."""
+    needed = [each.root for each in functions if each.root is not None]
+    others = [folder for folder in named if not any((folder / package).is_dir() for package in _HIDDEN)]
+    if needed:
+        yield from dict.fromkeys(folder.resolve() for folder in (*needed, *others))
+
+
+_HIDDEN = ("megatron", "sglang", "slime")
+"""Packages of which asyncrl has its own version, and which slime's scripts put on PYTHONPATH."""
 
 _MOST_FOLDERS = 4
 """The maximum number of folders above a script that are searched for user functions."""
@@ -176,6 +197,7 @@ def written(report: Report) -> str:
         ("Files that the script includes, and that were not found", list(report.missing_files)),
         ("asyncrl refuses these settings", list(report.refusals)),
         ("Assumed about the script, which was not run", list(report.assumed)),
+        ("Folders of the user functions; export them before the run", _export(report.python_path)),
         ("Environment of the training command; export what you need", _environment(report.launch)),
         ("Paths that do not exist on this machine", list(report.absent)),
     ]
@@ -218,9 +240,15 @@ def _function_sections(functions: Sequence[UserFunction]) -> Iterator[tuple[str,
     )
 
 
+def _export(folders: Sequence[Path]) -> list[str]:
+    return [f"export PYTHONPATH={shlex.quote(':'.join(map(str, folders)))}"] if folders else []
+
+
 def _environment(launch: Launch) -> list[str]:
     return [
-        f"{name}={MASK if _SECRET.search(name) else value.value}" for name, value in sorted(launch.environment.items())
+        f"{name}={MASK if _SECRET.search(name) else value.value}"
+        for name, value in sorted(launch.environment.items())
+        if name != "PYTHONPATH"  # python_path has what a run needs of it
     ]
 
 

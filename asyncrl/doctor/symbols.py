@@ -43,6 +43,8 @@ class UserFunction:
     problems: tuple[str, ...]
     """Reasons why it cannot be used."""
     imports: tuple[Import, ...]
+    root: Path | None = None
+    """The folder that must be on PYTHONPATH; None for a function of asyncrl, a file, or one that is not found."""
 
 
 def examine(flag: str, path: str, roots: Sequence[Path]) -> UserFunction:
@@ -53,13 +55,21 @@ def examine(flag: str, path: str, roots: Sequence[Path]) -> UserFunction:
         problem = f"{path} is a function of slime that asyncrl lacks"
         return UserFunction(flag=flag, path=path, place=None, problems=(problem,), imports=())
     module, name = _split(path)
-    file = _found(module, roots)
+    root = next((root for root in roots if _found(module, [root]) is not None), None)
+    file = None if root is None else _found(module, [root])
     if file is None:
         problem = f"{module} is missing in {', '.join(map(str, roots))}"
         return UserFunction(flag=flag, path=path, place=None, problems=(problem,), imports=())
     line = _broken(file) or signature_line(flag, _tree(file), name)
     problems = () if line is None else (f"{file}: {line}",)
-    return UserFunction(flag=flag, path=path, place=str(file), problems=problems, imports=tuple(_imports(file, roots)))
+    return UserFunction(
+        flag=flag,
+        path=path,
+        place=str(file),
+        problems=problems,
+        imports=tuple(_imports(file, roots)),
+        root=None if module.endswith(".py") else root,
+    )
 
 
 def _split(path: str) -> tuple[str, str]:

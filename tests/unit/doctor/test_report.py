@@ -214,6 +214,24 @@ def test_a_flag_whose_name_depends_on_a_variable_is_left_out_of_the_file(tmp_pat
     assert load_run(["--config", str(tmp_path / "run.toml")]).sglang == {}
 
 
+def test_the_folders_of_functions_are_exported_without_slimes_megatron(tmp_path: Path) -> None:
+    for folder in ("Megatron-LM/megatron", "mine/sums", "helpers"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "mine" / "sums" / "reward.py").write_text(
+        "from slime.utils.types import Sample\nasync def rate(args, sample: Sample, **kwargs): return 1.0\n"
+    )
+    before = f"export PYTHONPATH={tmp_path}/Megatron-LM:{tmp_path}/helpers:{tmp_path}/mine:{tmp_path}/nowhere"
+    report = written_script(tmp_path, "--custom-rm-path sums.reward.rate", before)
+    assert f"  export PYTHONPATH={tmp_path}/mine:{tmp_path}/helpers\n" in written(report)
+    assert "Megatron-LM" not in written(report)
+    assert report.num_obstacles == 0  # the symbol of slime is there
+
+
+def test_no_folder_is_exported_without_functions(tmp_path: Path) -> None:
+    report = written_script(tmp_path, "--custom-rm-path my.py:rate", f"export PYTHONPATH={tmp_path}")
+    assert report.python_path == ()
+
+
 def test_keys_are_in_neither_the_file_nor_the_report(tmp_path: Path) -> None:
     before = "export WANDB_API_KEY=s3cr3t1\nexport HF_TOKEN=s3cr3t2\nexport TOKENS=5\nKEY=s3cr3t3"
     report = written_script(tmp_path, "--use-wandb --wandb-key s3cr3t4 --wandb-key $KEY", before)
