@@ -41,10 +41,19 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise PluginError(f"no module named '{error.name}'") from None
+            raise PluginError(_not_found(error.name, here)) from None
         raise PluginError(_raised(error)) from error
     except (Exception, SystemExit) as error:
         raise PluginError(_raised(error)) from error
+
+
+def _not_found(name: str, here: str) -> str:
+    if "." in name:  # the package around it was found
+        return f"no module named '{name}'"
+    return (
+        f"no module named '{name}' in {here} or on PYTHONPATH; "
+        f"export PYTHONPATH=FOLDER, the folder that has {name}, or write file.py:function"
+    )
 
 
 def module_of_file(path: Path) -> ModuleType:

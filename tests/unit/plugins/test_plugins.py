@@ -160,7 +160,11 @@ NAMES = "gives_a_dict, gives_true, keep, keep_async, keep_nothing, keep_numpy, k
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("my.rewards:exact", "no module named 'my'"),
+        (
+            "my.rewards:exact",
+            "no module named 'my' in {here} or on PYTHONPATH; "
+            "export PYTHONPATH=FOLDER, the folder that has my, or write file.py:function",
+        ),
         ("asyncrl.nowhere:exact", "no module named 'asyncrl.nowhere'"),
         ("asyncrl.protocols.nothing", "asyncrl.protocols has no function 'nothing'"),
         ("asyncrl.rewards.graders.f1:f", "asyncrl.rewards.graders.f1 has no function 'f'; it has: word_f1"),
