@@ -5,6 +5,7 @@ EpisodeCall ──▶ Sample, args, sampling_params ──▶ the function ─�
 
 import inspect
 import logging
+import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
@@ -69,6 +70,14 @@ class SlimeProgram:
         self._base = base
         self._eval_paths = eval_paths
         self._scored = {*eval_paths, None} if scores_training else {*eval_paths}
+
+    def warm(self) -> None:
+        """Import what ``GenerateState`` needs, if the user's files import it.  Blocks for seconds.
+
+        Otherwise the first episode would import torch on the loop, while all other episodes stand still.
+        """
+        if "slime.utils.processing_utils" in sys.modules:
+            _ = import_module("transformers").AutoTokenizer  # transformers imports its parts when they are read
 
     async def __call__(self, call: EpisodeCall, /) -> SlimeResult:
         """Run one episode, and compute the missing rewards.  Raises EpisodeFailed, or what user code raises."""

@@ -134,7 +134,11 @@ class Worker:
 
     async def serve(self, end: socket.socket) -> None:
         """Take calls until the controller stops or closes the socket."""
-        asyncio.get_running_loop().set_default_executor(DaemonThreads(NUM_THREADS, "tool"))
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(DaemonThreads(NUM_THREADS, "tool"))
+        for program in self._programs.values():
+            if (warm := getattr(program, "warm", None)) is not None:
+                loop.run_in_executor(None, _warm, warm)  # not awaited: the first episode comes much later
         self._wire = await Wire.over(end)
         self._calls = Calls(self._wire)
         async with asyncio.TaskGroup() as group:
@@ -206,6 +210,13 @@ class Worker:
                 logger.warning("%d functions have not ended within %g s of the run's end", len(left), LEAVING_S)
                 sys.stdout.flush()
                 os._exit(0)
+
+
+def _warm(warm: Callable[[], None]) -> None:
+    try:
+        warm()
+    except Exception:  # the first episode raises it again, where it is reported
+        logger.debug("a program was not warmed", exc_info=True)
 
 
 def _returned(call: int, value: Any) -> Returned:

@@ -143,6 +143,24 @@ def test_a_function_of_two_turns_is_one_exact_trajectory_with_its_reward(tmp_pat
     assert played.outcome.metrics == {}
 
 
+@pytest.mark.parametrize("needs_tokenizer", [True, False])
+def test_transformers_is_imported_ahead_if_a_file_may_ask_for_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_tokenizer: bool
+) -> None:
+    monkeypatch.delitem(sys.modules, "slime.utils.processing_utils", raising=False)
+    imports = "from slime.utils.processing_utils import load_tokenizer\n" if needs_tokenizer else ""
+    program = program_of(tmp_path, f"{imports}async def generate(args, sample, sampling_params): return sample")
+    asked: list[str] = []
+
+    def imported(name: str) -> Any:
+        asked.append(name)
+        return SimpleNamespace(AutoTokenizer=None)
+
+    monkeypatch.setattr("asyncrl.compat.episodes.program.import_module", imported)
+    program.warm()
+    assert asked == ["transformers"] * needs_tokenizer
+
+
 def test_only_plain_attributes_leave_the_process_and_the_rest_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
