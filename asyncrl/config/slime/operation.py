@@ -12,6 +12,7 @@ _PLACEMENT: Sequence[Rows] = (
     differs("default: 1, or the trainer's number with --colocate; slime requires it without", "rollout-num-gpus"),
     true_anyway("--colocate moves both sides to host memory", "offload", "offload-train", "offload-rollout"),
     true_anyway("without --colocate nothing is moved to host memory", "no-offload-train", "no-offload-rollout"),
+    without_effect("sglang-router stands in front of the engines", "use-slime-router", words="none"),
     without_effect("Ray reports the number of GPUs of each node", "num-gpus-per-node"),
     true_anyway("trainer ranks talk over nccl on GPUs", "distributed-backend", words="one", accepted=("nccl",)),
     not_here("set the environment variables before ray start", "train-env-vars"),
@@ -50,9 +51,11 @@ _REPORTS: Sequence[Rows] = (
     differs("on by default; the events are in the run directory", "use-tensorboard"),
     true_anyway("W&B's step is the training step", "wandb-always-use-train-step"),
     not_here("use --run-dir, which has the events", "tb-project-name", "tb-experiment-name"),
+    without_effect(
+        "evaluations report pass@k; of training batches, only the rewards are reported", "log-passrate", words="none"
+    ),
     not_here(
         "use metrics.jsonl in the run directory, or --custom-rollout-log-function-path",
-        "log-passrate",
         "log-reward-category",
         "log-correct-samples",
     ),
