@@ -24,6 +24,12 @@ RETRY_AFTER_S = 1.0
 RETRIES_END_S = 120.0
 """Seconds after the first failure at which no further attempt begins."""
 
+_MOST_KEPT = 20
+"""Connections that stay open without a request.
+
+httpcore 1.0.9 looks at all connections for each idle one, at the start and end of each request.  With 512 requests at
+a time and no limit, a request took 13 to 18 ms of CPU time, and 2 ms with this limit.
+"""
 _http_client: httpx.AsyncClient | None = None
 _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = weakref.WeakKeyDictionary()
 
@@ -102,7 +108,7 @@ def client() -> httpx.AsyncClient:
     found = _clients.get(loop)
     if found is None or found.is_closed:
         # No limit of time, as in slime: an answer may take an hour.  The episode's own limit ends it.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_KEPT)
         found = _clients[loop] = httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
     return found
 
