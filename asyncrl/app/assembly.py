@@ -28,7 +28,6 @@ from asyncrl.app.eval_function import running_eval_function
 from asyncrl.app.evaluation import held_out_sets
 from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.app.pipeline_settings import budgets, limits, policy, sampling
-from asyncrl.app.resuming.recovery import journal_of
 from asyncrl.app.rewards import reward_settings
 from asyncrl.config import RunConfig
 from asyncrl.config.areas.output import file_of_step
@@ -61,6 +60,7 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.pipeline.evaluation import Evaluates, Evaluator
 from asyncrl.pipeline.function_evaluation import FunctionEvaluator
+from asyncrl.pipeline.recovery import journal_of
 from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.pipeline.sampling.kv_limit import follow_kv
@@ -153,7 +153,7 @@ def _journal(checked: Checked, lease: SaveLease | None, scheduler: Scheduler) ->
     if lease is None or notes is None:
         return nullcontext()
     continues = load is not None and load.resolve() == lease.claim.root.resolve()
-    return journal_of(scheduler, lease.claim, notes, has_groups=continues)
+    return journal_of(scheduler, lease.claim.root, lease.claim.token, notes, has_groups=continues)
 
 
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

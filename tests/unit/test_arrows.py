@@ -32,12 +32,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "app.resuming": CONFIG
     | LEAVES
     | {
-        "buffer.journal",
         "data.streaming",
         "engines.megatron.checkpoint",
         "hooks",
-        "metrics",
         "models",
+        "pipeline",
         "pipeline.scheduling",
     },
     "token_columns": set(),
@@ -107,7 +106,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics.trackers": {"errors", "metrics"},
     "models": CONFIG | {"errors", "models.families"},
     "models.families": set(),
-    "pipeline": LEAVES | {"held_out", "metrics", "pipeline.sampling", "pipeline.scheduling"},
+    "pipeline": LEAVES | {"buffer.journal", "held_out", "metrics", "pipeline.sampling", "pipeline.scheduling"},
     "pipeline.sampling": LEAVES | {"metrics"},
     "pipeline.scheduling": LEAVES | {"buffer", "buffer.journal", "metrics", "pipeline.sampling"},
     "rollout_log": LEAVES,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from asyncrl.app.resuming.recovery import JOURNAL_FOLDER, Recovery, binding, recovery
+from asyncrl.app.resuming.binding import binding
 from asyncrl.config import RunConfig
 from asyncrl.config.derived import has_critic
 from asyncrl.config.resolved import changes, kept
@@ -15,6 +15,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
+from asyncrl.pipeline.recovery import JOURNAL_FOLDER, Recovery, recovery
 from asyncrl.pipeline.scheduling.run_state import Restored, RunState
 from asyncrl.protocols import PromptSource
 from asyncrl.types import Prompt, Weights

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncrl.app.resuming.recovery import Recovery
 from asyncrl.engines.fake import (
     FakeCheckpoints,
     FakeEngine,
@@ -24,6 +23,7 @@ from asyncrl.metrics.timeline import NoTimeline, Timeline
 from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.pipeline.evaluation import Evaluates, Evaluator, HeldOutSet
 from asyncrl.pipeline.function_evaluation import FunctionEvaluator
+from asyncrl.pipeline.recovery import Recovery
 from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.episode_load import EpisodeLoad
 from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.app.resuming.recovery import Recovery, consecutive, recovery
 from asyncrl.buffer.journal import Finished, Grown, Left, Record, Snapshot
 from asyncrl.buffer.journal.segments import Disk
 from asyncrl.buffer.journal.writer import Checkpointed, End, JournalWriter
 from asyncrl.engines.fake import FakeCheckpoints, FakePrompts
+from asyncrl.pipeline.recovery import Recovery, consecutive, recovery
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.types import Batch, Chunk, GroupId, Prompt, Sample, ScoredGroup, Weights
 from tests.unit.pipeline.harness import World, drawn, named

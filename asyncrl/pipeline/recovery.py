@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer.journal import Grown, Journal, Recovered, recover
-from asyncrl.config import RunConfig
-from asyncrl.config.resolved import kept
-from asyncrl.engines.megatron.checkpoint.lease import Claim
 from asyncrl.errors import ConfigError, JournalDamaged
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.pipeline.scheduling.run_state import Restored, RestoredInFlight, RunState
@@ -22,15 +19,6 @@ from asyncrl.types import Batch, Prompt, ScoredGroup
 
 JOURNAL_FOLDER = "journal"
 """Folder of the journal, in that of the checkpoints."""
-BINDING = (
-    "rollout-batch-size",
-    "n-samples-per-prompt",
-    "max-staleness",
-    "update-weights-interval",
-    "global-batch-size",
-    "num-steps-per-rollout",
-)
-"""Settings by which batches are cut and groups are dated; after a change of one, recorded groups have no place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,24 +36,25 @@ class Recovery:
 
 @asynccontextmanager
 async def journal_of(
-    scheduler: Scheduler, claim: Claim, notes: Mapping[str, Any], *, has_groups: bool
+    scheduler: Scheduler,
+    save: Path,
+    run_epoch: int,
+    notes: Mapping[str, Any],
+    *,
+    has_groups: bool,
+    make: Callable[..., Journal] = Journal,
 ) -> AsyncIterator[None]:
-    """Write the journal of a run, whose checkpoints are in the folder of ``claim``, and close it at the end.
+    """Write the journal of a run, whose checkpoints are in the folder ``save``, and close it at the end.
 
-    ``has_groups`` tells whether the run recovers from this folder.
+    ``run_epoch`` is the fencing token of its lease.  ``has_groups`` tells whether the run recovers from this folder.
+    ``make`` gets the arguments of ``Journal``.
     """
-    journal = Journal(claim.root / JOURNAL_FOLDER, claim.token, delivered=lambda: scheduler.num_delivered)
+    journal = make(save / JOURNAL_FOLDER, run_epoch, delivered=lambda: scheduler.num_delivered)
     try:
         await scheduler.begin_journal(journal, notes, has_groups=has_groups)
         yield
     finally:
         await journal.close()
-
-
-def binding(run: RunConfig) -> dict[str, str]:
-    """Return the settings that a journal depends on, as TOML values by name, and the first weights."""
-    settings = {name: value for name, value in kept(run).items() if name in BINDING}
-    return {**settings, "weights": (run.train.ref_load or run.model.hf_checkpoint).name}
 
 
 def recovery(
