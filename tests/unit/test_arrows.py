@@ -128,8 +128,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": {"internals"},
     "sim.calibration": LEAVES | {"metrics", "sim.model"},
     "sim.faults": LEAVES
-    | {"buffer", "engines.cluster", "engines.megatron.checkpoint", "engines.sglang.client", "engines.weight_sync"}
-    | {"metrics", "pipeline", "pipeline.sampling", "pipeline.scheduling", "sim", "sim.faults.world"},
+    | {"buffer", "buffer.journal", "engines.cluster", "engines.megatron.checkpoint", "engines.sglang.client"}
+    | {
+        "engines.weight_sync",
+        "metrics",
+        "pipeline",
+        "pipeline.sampling",
+        "pipeline.scheduling",
+        "sim",
+        "sim.faults.world",
+    },
     "sim.faults.world": LEAVES
     | {"engines", "engines.cluster", "engines.megatron.checkpoint", "engines.sglang", "engines.sglang.client"}
     | {"engines.weight_sync", "models", "pipeline.sampling", "pipeline.scheduling"},

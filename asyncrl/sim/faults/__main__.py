@@ -60,6 +60,7 @@ def _progress(found: Findings, seconds: float) -> None:
 
 
 def _summary(found: Findings) -> None:
+    _say(f"{found.num_with_journal} lives had a journal, from which {found.num_recovered} processes recovered")
     _say(f"{found.num_resumed} lives resumed; {found.virtual_s / 3600:.0f} virtual hours")
     _say("ends of processes: " + ", ".join(f"{name} {count}" for name, count in found.ends.most_common()))
     _say("faults that happened:")

@@ -38,6 +38,10 @@ class Findings:
     """Oracle and text, by seed."""
     num_resumed: int = 0
     """Lives of more than one process."""
+    num_recovered: int = 0
+    """Processes that recovered from a journal."""
+    num_with_journal: int = 0
+    """Lives with a journal."""
     virtual_s: float = 0.0
     cpu_s: float = 0.0
     """Seconds of processors: on a busy machine, fewer than those of a clock."""
@@ -49,6 +53,8 @@ class Findings:
         self.ends.update(other.ends)
         self.violations.update(other.violations)
         self.num_resumed += other.num_resumed
+        self.num_recovered += other.num_recovered
+        self.num_with_journal += other.num_with_journal
         self.virtual_s += other.virtual_s
         self.cpu_s += other.cpu_s
 
@@ -80,11 +86,14 @@ def hunt(seeds: Iterable[int], scratch: Path, *, until_found: bool = False) -> F
     """Live the lives of ``seeds`` in this process, which is ``simulating``; with ``until_found`` to the first find."""
     found, start = Findings(), time.process_time()
     for seed in seeds:
-        outcome = live(*drawn(seed), scratch)
+        setting, faults = drawn(seed)
+        outcome = live(setting, faults, scratch)
         found.num_lives += 1
         found.happened.update(outcome.happened)
         found.ends.update(end.partition(":")[0].removeprefix("error ") for end in outcome.ends)
         found.num_resumed += outcome.num_processes > 1
+        found.num_recovered += outcome.num_recovered
+        found.num_with_journal += setting.has_journal
         found.virtual_s += outcome.seconds
         if outcome.violation is not None:
             found.violations[seed] = outcome.violation.oracle, str(outcome.violation)

@@ -9,21 +9,27 @@ import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from asyncrl import mischief
 from asyncrl.engines.megatron.checkpoint.checksums import check_files
 from asyncrl.engines.megatron.checkpoint.directory import latest, read_notes
 from asyncrl.engines.megatron.checkpoint.lease import Claim, release, take
 from asyncrl.engines.megatron.checkpoint.writes import fence
-from asyncrl.errors import AsyncRLError, ConfigError, Stalled
+from asyncrl.errors import AsyncRLError, ConfigError, JournalDamaged, Stalled
+from asyncrl.pipeline.recovery import JOURNAL_FOLDER, Recovery, recovery
 from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
+from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.sim.clock import Deadlock
+from asyncrl.sim.faults.history import History
+from asyncrl.sim.faults.journal import SlowDisk
 from asyncrl.sim.faults.loop import Killed, LifeLoop, run_life
-from asyncrl.sim.faults.process import Process
+from asyncrl.sim.faults.process import Found, Process, notes_of
 from asyncrl.sim.faults.world.plan import CALM_S, Fault, Setting, Weather
 from asyncrl.sim.faults.world.trainer import read_step
+from asyncrl.sim.faults.world.users import Prompts
 from asyncrl.sim.faults.world.violation import Violation
 from asyncrl.sim.faults.world.witness import Saved
 
@@ -44,6 +50,8 @@ class Outcome:
     num_processes: int
     ends: list[str]
     """The end of each process."""
+    num_recovered: int
+    """Processes that recovered from a journal."""
     seconds: float
     """Virtual seconds."""
     lines: list[str] = field(default_factory=list)
@@ -67,6 +75,10 @@ class Life:
         self._rows = dict[tuple[int, str], FailedRow]()
         self._ends = list[str]()
         self._disk_countdown: int | None = None
+        self._history = History()
+        self._rng = random.Random(len(faults))
+        self.num_recovered = 0
+        """Processes that recovered from a journal."""
 
     def run(self) -> Outcome:
         """Live to the end, and return what was found."""
@@ -84,6 +96,7 @@ class Life:
             happened=self._weather.happened,
             num_processes=len(self._ends),
             ends=self._ends,
+            num_recovered=self.num_recovered,
             seconds=self._before_s,
             lines=self.lines,
         )
@@ -100,10 +113,11 @@ class Life:
         if before is not None and before.state.step >= self._setting.num_steps:
             self._ends.append("done")
             return
+        before, found = self._recovered(before)
         self._loop.close()
         self._loop = LifeLoop()
         self._loop.turn_s = self._setting.turn_s
-        process = self._process(claim, origin, before)
+        process = self._process(claim, origin, before, found)
         self._schedule(process)
         end = self._lived(process)
         release(claim)
@@ -121,7 +135,32 @@ class Life:
             if folder is None or read_step(folder) != promised:
                 raise Violation("the latest checkpoint is complete", f"{end}, but step {promised} is not saved")
 
-    def _process(self, claim: Claim, origin: Path | None, before: Saved | None) -> Process:
+    def _recovered(self, before: Saved | None) -> tuple[Saved | None, Found | None]:
+        """Return the start of the next process: from the journal, or else from the checkpoint alone."""
+        if not self._setting.has_journal:
+            return before, None
+        state, prompts = before.state if before else None, Prompts(self._setting.rows)
+        folder, notes = self._folder / "save" / JOURNAL_FOLDER, notes_of(self._setting)
+        try:
+            found = recovery(folder, state, notes, prompts.at, num_steps=self._setting.num_steps)
+        except ConfigError as error:
+            raise Violation("the journal can be read", str(error)) from error
+        except Exception as error:
+            raise Violation("no bug", f"in a recovery: {type(error).__name__}: {error}") from error
+        expected = self._history.expected(*((state.step, state.mark) if state else (0, "")))
+        if isinstance(found, Recovery) is not (expected is not None):
+            raise Violation("recovered accounts", f"the journal has {expected}, and the recovery {found}")
+        if not isinstance(found, Recovery) or expected is None:
+            self._note(f"no recovery: {found}")
+            self._history.forget()
+            return before, None
+        self._note(found.words)
+        self.num_recovered += 1
+        start = Saved(found.before, expected.settled, expected.accounts[0].generated)
+        again = tuple(prompts.at(*each) for each in found.again)
+        return start, Found(restored=found.restored, again=again, expected=expected)
+
+    def _process(self, claim: Claim, origin: Path | None, before: Saved | None, found: Found | None) -> Process:
         quarantine = Quarantine(
             self._setting.max_row_failures,
             list(self._rows.values()),
@@ -136,6 +175,8 @@ class Life:
             before=before,
             note=self._note,
             origin=origin,
+            found=found,
+            disk=SlowDisk(self._weather, self._rng, self._setting.sync_s) if self._setting.has_journal else None,
         )
 
     def _lived(self, process: Process) -> str:
@@ -171,6 +212,18 @@ class Life:
         for step, saved in process.witness.saved.items():
             self._saved[step].append(saved)
         self._loop.drop()
+        if (journal := process.journal) is not None:
+            journal.end()
+            try:
+                self._history.survive(
+                    process.scheduler.recording.entries,
+                    self._folder / "save" / JOURNAL_FOLDER,
+                    journal.run_epoch,
+                    journal.num_durable,
+                    process.witness.num_delivered,
+                )
+            except JournalDamaged as error:
+                raise Violation("the journal can be read", str(error)) from error
 
     # ---- faults
 
@@ -264,12 +317,12 @@ class Life:
             raise Violation("the latest checkpoint is complete", f"{folder} has no notes")
         return folder, self._found(folder, notes["run"]["state"])
 
-    def _found(self, folder: Path, found: object) -> Saved:
+    def _found(self, folder: Path, found: Any) -> Saved:
         step = read_step(folder)
         for saved in reversed(self._saved[step]):
             if saved.is_found(found):
                 self._note(f"resume from {folder.name}: {saved.state.prompts_taken} prompts taken")
-                return saved
+                return replace(saved, state=RunState.from_json(found))
         raise Violation("resumed state is the saved state", f"{folder.name} has {found}")
 
     def _note(self, line: str) -> None:

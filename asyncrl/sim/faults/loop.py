@@ -78,6 +78,12 @@ class LifeLoop(VirtualLoop):
         """Move the clock now, as a callback that blocks does."""
         self._now += seconds
 
+    def call_soon_threadsafe[*Ts](
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Run ``callback`` in the next iteration of the loop: a life has no other thread."""
+        return self.call_soon(callback, *args, context=context)
+
     def _run_once(self) -> None:
         if self.turn_s and self._soon:
             self._now += self.turn_s

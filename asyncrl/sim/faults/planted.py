@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer import Dispatch
+from asyncrl.buffer.journal import Finished
+from asyncrl.buffer.journal.replay import Replay
 from asyncrl.engines.megatron.checkpoint import writes
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import PausedRound
@@ -16,6 +18,7 @@ from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.slots import _Held
 from asyncrl.pipeline.scheduling.ledger import Ledger
+from asyncrl.pipeline.scheduling.recorder import Recorder
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.sim.faults.hunt import Findings, hunt
 from asyncrl.sim.faults.world import trainer
@@ -152,6 +155,63 @@ def _named_too_early() -> AbstractContextManager[None]:
     return patched(trainer, "commit", make)
 
 
+def _trained_before_durable() -> AbstractContextManager[None]:
+    """A group is buffered before the journal has it."""
+
+    def make(_: Any) -> Any:
+        async def finished(self: Any, *groups: Any) -> None:
+            for dispatch, group in groups:
+                if self._journal is not None:
+                    self._journal.append(Finished(dispatch=dispatch, group=group))
+
+        return finished
+
+    return patched(Recorder, "finished", make)
+
+
+def _forgotten_order() -> AbstractContextManager[None]:
+    """A recovery returns the newest batch first."""
+
+    def make(recovered: Any) -> Any:
+        def shuffled(self: Any) -> Any:
+            found = recovered(self)
+            return dataclasses.replace(found, batches=found.batches[::-1])
+
+        return shuffled
+
+    return patched(Replay, "recovered", make)
+
+
+def _forgotten_group() -> AbstractContextManager[None]:
+    """A recovery forgets the last finished group."""
+
+    def make(recovered: Any) -> Any:
+        def forgetful(self: Any) -> Any:
+            found = recovered(self)
+            return dataclasses.replace(found, buffered=found.buffered[:-1])
+
+        return forgetful
+
+    return patched(Replay, "recovered", make)
+
+
+def _snapshot_without_buffer() -> AbstractContextManager[None]:
+    """A snapshot lists its last buffered group as one in flight."""
+
+    def make(snapshot: Any) -> Any:
+        def mistaken(self: Any, state: Any, accounts: Any, held: Any, pending: Any = ()) -> None:
+            groups, waiting = list(held), {group.group_id for batch in pending for group in batch.groups}
+            for place, (group_id, prompt, is_buffered) in reversed([*enumerate(groups)]):
+                if is_buffered and group_id not in waiting:
+                    groups[place] = (group_id, prompt, False)
+                    break
+            snapshot(self, state, accounts, groups, pending)
+
+        return mistaken
+
+    return patched(Recorder, "snapshot", make)
+
+
 PLANTED: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "lost wake-up of admission": _lost_wake_up,
     "prompt settled twice": _double_settle,
@@ -163,6 +223,10 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "wasted tokens forgotten": _forgotten_tokens,
     "synced after a failed update": _synced_too_early,
     "checkpoint named too early": _named_too_early,
+    "trained before it is durable": _trained_before_durable,
+    "order of batches forgotten": _forgotten_order,
+    "finished group forgotten": _forgotten_group,
+    "buffered group saved as in flight": _snapshot_without_buffer,
 }
 """The planted errors by name."""
 

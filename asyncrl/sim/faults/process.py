@@ -25,6 +25,7 @@ from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
 from asyncrl.pipeline.early_end import EarlyEnd
+from asyncrl.pipeline.recovery import journal_of
 from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
@@ -33,7 +34,10 @@ from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
 from asyncrl.pipeline.scheduling.quarantine import Quarantine
+from asyncrl.pipeline.scheduling.run_state import Restored
 from asyncrl.protocols import WeightUpdater
+from asyncrl.sim.faults.history import Expected
+from asyncrl.sim.faults.journal import SimJournal, SlowDisk
 from asyncrl.sim.faults.loop import SIMULATED
 from asyncrl.sim.faults.watched import WatchedEngine, WatchedPool, WatchedScheduler, WatchedUpdater
 from asyncrl.sim.faults.world.collective import Collectives
@@ -46,7 +50,7 @@ from asyncrl.sim.faults.world.trainer import SimTrainer
 from asyncrl.sim.faults.world.users import NoText, Prompts, UserCode
 from asyncrl.sim.faults.world.violation import Violation
 from asyncrl.sim.faults.world.witness import RUN_SEED, Saved, Witness
-from asyncrl.types import SamplingParams, Weights
+from asyncrl.types import Prompt, SamplingParams, Weights
 
 REQUEST_S = 20.0
 """Longest silence of a request."""
@@ -57,6 +61,15 @@ WATCHDOG_S = 500.0
 OUTAGE_S = 300.0
 GRACE_S = 60.0
 """Seconds after the end of training in which aborts in the background may end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The content of a journal: the groups, the prompts that start again, and what the oracles expect."""
+
+    restored: Restored
+    again: tuple[Prompt, ...]
+    expected: Expected
 
 
 @dataclass(kw_only=True)
@@ -71,11 +84,18 @@ class Process:
     before: Saved | None
     note: Callable[[str], None]
     origin: Path | None = None
+    found: Found | None = None
+    """The content of the journal since ``before``; None without one."""
+    disk: SlowDisk | None = None
+    """The disk of this process's journal; None without one."""
     facts: list[StepFacts] = field(default_factory=list)
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
 
     def __post_init__(self) -> None:
-        self.witness = Witness(self.setting, self.before, self.note)
+        expected = self.found.expected if self.found else None
+        again, kept = (expected.batches, expected.kept) if expected else ({}, frozenset())
+        self.witness = Witness(self.setting, self.before, self.note, again, kept)
+        self.journal: SimJournal | None = None
         self.network = Network(self.weather)
         self.collectives = Collectives(self.weather, lambda number: self.engines[number].netloc)
         self.engines = [
@@ -116,6 +136,20 @@ class Process:
         updater = WatchedUpdater(await self._updater(membership), self.witness, self._serving_engines)
         supervisor = self._supervisor(http, controls, membership)
         parts = self._parts(updater)
+        if self.found is not None:
+            self.found.expected.check(self.scheduler.gauges(), self.scheduler.state().prompts_taken)
+        with plainly():
+            async with self._journal():
+                await self._train(parts, supervisor, router, updater, first)
+
+    async def _train(
+        self,
+        parts: Parts,
+        supervisor: EngineSupervisor,
+        router: StartedRouter | None,
+        updater: WatchedUpdater,
+        first: Weights,
+    ) -> None:
         with plainly():
             async with asyncio.TaskGroup() as watchers:
                 keeping = [supervisor.keep(), *([] if router is None else [RouterSupervisor(router, self.pool).keep()])]
@@ -123,6 +157,19 @@ class Process:
                 await _serve(updater, first)
                 await train(parts, self._plan(), self._report)
                 watching.cancel()
+
+    def _journal(self) -> contextlib.AbstractAsyncContextManager[None]:
+        if self.disk is None:
+            return contextlib.nullcontext()
+        folder, epoch, notes = self.claim.root, self.claim.token, notes_of(self.setting)
+        return journal_of(self.scheduler, folder, epoch, notes, has_groups=True, make=self._opened)
+
+    def _opened(self, *args: Any, **options: Any) -> SimJournal:
+        assert self.disk is not None, "there is a disk"
+        note = self.scheduler.recording.note
+        self.journal = SimJournal(*args, **options, disk=self.disk, note=note, say=self.note)
+        self.scheduler.journal = self.journal
+        return self.journal
 
     def _router(self, http: HttpClient, urls: tuple[str, ...]) -> StartedRouter | None:
         if not self.setting.has_router:
@@ -244,10 +291,16 @@ class Process:
             timeline=timeline,
             policy=StalenessPolicy(stale=setting.stale, partial=setting.partial, mask_resumed=setting.mask_resumed),
             before=before,
-            again=tuple(prompts.at(*each) for each in before.outstanding) if before else (),
+            again=self._again(prompts),
+            restored=self.found.restored if self.found else None,
             observers=(self.witness,),
             quarantine=self.quarantine,
         )
+
+    def _again(self, prompts: Prompts) -> tuple[Prompt, ...]:
+        if self.found is not None:
+            return self.found.again
+        return tuple(prompts.at(*each) for each in self.before.state.outstanding) if self.before else ()
 
     def _plan(self) -> RunPlan:
         setting = self.setting
@@ -334,6 +387,11 @@ class EngineProcess:
         except EngineError as error:
             raise ServerFailed(f"{self.name}: {error}") from error
         return control
+
+
+def notes_of(setting: Setting) -> dict[str, Any]:
+    """Return the notes of the journals of a life."""
+    return {"rows": setting.rows}
 
 
 async def _together(keeping: Sequence[Coroutine[Any, Any, None]]) -> None:

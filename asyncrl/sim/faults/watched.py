@@ -8,11 +8,13 @@ from asyncrl.pipeline.sampling.sampler import ServingWeights
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import RolloutEngine, WeightUpdater
+from asyncrl.sim.faults.history import Accounts, Recording
+from asyncrl.sim.faults.journal import SimJournal
 from asyncrl.sim.faults.world.engine import SimEngine
 from asyncrl.sim.faults.world.tokens import MIXED
 from asyncrl.sim.faults.world.violation import Violation
 from asyncrl.sim.faults.world.witness import Witness
-from asyncrl.types import Chunk, FinishReason, Request, SourceState, UpdateReport, Weights
+from asyncrl.types import Batch, Chunk, FinishReason, Request, SourceState, UpdateReport, Weights
 
 
 class WatchedEngine:
@@ -26,6 +28,7 @@ class WatchedEngine:
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
         is_over = False
+        self._witness.asked(request.request_id)
 
         def deliver(chunk: Chunk) -> None:
             if is_over:
@@ -127,6 +130,10 @@ class WatchedPool:
         await self._pool.forget(url)
 
 
+_RECORDED_FIRST = ("reject", "unpick", "expire", "train")
+"""Events that are recorded before the accounts have them."""
+
+
 class WatchedScheduler(Scheduler):
     """The scheduler, with a check of all accounts at each step."""
 
@@ -134,6 +141,32 @@ class WatchedScheduler(Scheduler):
         super().__init__(**options)
         self._witness = witness
         self._rows = rows
+        self.journal: SimJournal | None = None
+        """Set before ``begin_journal``."""
+        self.recording = Recording(self._look, lambda: witness.settled.copy())
+        for name in _RECORDED_FIRST:
+            setattr(self._accounts, name, self._closing(getattr(self._accounts, name)))
+
+    async def next_batch(self) -> Batch:
+        """See ``Scheduler.next_batch``."""
+        batch = await super().next_batch()
+        if self.journal is not None:
+            self._witness.took(batch, self.journal.has)
+            self.recording.took(batch)
+        return batch
+
+    def _look(self) -> tuple[Accounts, int]:
+        ledger = self._accounts._ledger  # noqa: SLF001 (between two events, in which no account need balance)
+        return (ledger.tokens(0), ledger.groups()), self._prompt_queue.num_taken
+
+    def _closing(self, act: Callable[..., None]) -> Callable[..., None]:
+        def close(*args: Any, **options: Any) -> None:
+            num_before = len(self.recording.entries)
+            act(*args, **options)
+            if len(self.recording.entries) > num_before:  # the journal may be off
+                self.recording.close_last()
+
+        return close
 
     def close_step(self, *, is_skipped: bool = False) -> None:
         """See ``Scheduler.close_step``."""

@@ -26,8 +26,9 @@ ENGINE_PERIODS = ("hang", "slow", "trainer_partition")
 USER_MOMENTS = ("reward_raises", "reward_hangs", "filter_raises")
 USER_PERIODS = ("reward_outage",)
 TRAINER_MOMENTS = ("step_fails", "step_not_finite", "disk_full", "torn_file", "checkpoint_fails")
+JOURNAL_MOMENTS = ("journal_full", "journal_fails", "journal_stalls")
 PROCESS = ("kill", "kill_on_disk", "sigterm", "clock_jump", "blocked_loop")
-KINDS = (
+_ANYWHERE = (
     *PATH_MOMENTS,
     *PATH_PERIODS,
     *ENGINE_MOMENTS,
@@ -39,6 +40,8 @@ KINDS = (
     *TRAINER_MOMENTS,
     *PROCESS,
 )
+"""Kinds that happen with and without a journal."""
+KINDS = (*_ANYWHERE, *JOURNAL_MOMENTS)
 PERIODS = frozenset((*PATH_PERIODS, *ENGINE_PERIODS, *USER_PERIODS))
 _OFTEN = ("kill", "kill", "die", "die", "cut", "reset_command")
 """Kinds that are drawn more often, because they lead to the most code."""
@@ -92,6 +95,9 @@ class Setting:
     aborts_on_disconnect: bool
     turn_s: float
     """Seconds that one iteration of the event loop takes."""
+    has_journal: bool
+    sync_s: float
+    """Longest wait of the journal for its disk in seconds, without a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +124,14 @@ class Fault:
 
 def drawn(seed: int) -> tuple[Setting, tuple[Fault, ...]]:
     """Return the settings and the faults of the life with this seed."""
-    rng = random.Random(seed)
-    return _setting(rng), _faults(rng)
+    rng, of_journal = random.Random(seed), random.Random(f"journal of {seed}")
+    setting, faults = _setting(rng, of_journal), _faults(rng)
+    if setting.has_journal:
+        faults = (*faults, *_faults_of_journal(of_journal, len(faults)))
+    return setting, faults
 
 
-def _setting(rng: random.Random) -> Setting:
+def _setting(rng: random.Random, of_journal: random.Random) -> Setting:
     pick: Callable[[Sequence[Any]], Any] = rng.choice
     staleness, groups = pick((0, 1, 1, 2, 3)), pick((1, 1, 2))
     rows, max_row_failures = pick((3, 7, 1000, 1000)), pick((0, 0, 2))
@@ -163,13 +172,15 @@ def _setting(rng: random.Random) -> Setting:
         moves=pick((False, True)),
         aborts_on_disconnect=pick((False, True)),
         turn_s=pick((0.0, 0.0002, 0.0002, 0.001)),
+        has_journal=of_journal.random() < 0.8,
+        sync_s=of_journal.choice((0.0, 0.005, 0.05, 0.2)),
     )
 
 
 def _faults(rng: random.Random) -> tuple[Fault, ...]:
     """Draw faults of a few kinds in most lives: they meet each other more often than if each life had all kinds."""
     window = rng.choice((1.0, 4.0, 10.0, FAULTS_S))
-    kinds: Sequence[str] = (*KINDS, *_OFTEN)
+    kinds: Sequence[str] = (*_ANYWHERE, *_OFTEN)
     kinds = rng.sample(kinds, rng.choice((2, 3, 5, len(kinds))))
     return tuple(
         Fault(
@@ -180,6 +191,22 @@ def _faults(rng: random.Random) -> tuple[Fault, ...]:
             amount=round(rng.random(), 3),
         )
         for number in range(rng.choice((0, 1, 2, 3, 4, 6, 9)))
+    )
+
+
+def _faults_of_journal(rng: random.Random, first: int) -> tuple[Fault, ...]:
+    """Draw faults of the journal's disk, and more kills, because a recovery follows each."""
+    window = rng.choice((1.0, 4.0, 10.0))
+    kinds = ["kill"] * rng.choice((0, 0, 1, 2, 3)) + rng.choices(JOURNAL_MOMENTS, k=rng.choice((0, 0, 0, 1, 2)))
+    return tuple(
+        Fault(
+            number=number,
+            kind=kind,
+            at=round(rng.random() * window, 3),
+            where=rng.randrange(4),
+            amount=round(rng.random(), 3),
+        )
+        for number, kind in enumerate(kinds, first)
     )
 
 

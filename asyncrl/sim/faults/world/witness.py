@@ -5,7 +5,7 @@ checkpoint holds, and what happened after it in the process that resumed from it
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.sim.faults.world.plan import Setting
 from asyncrl.sim.faults.world.tokens import length_of, token_of
 from asyncrl.sim.faults.world.violation import Violation
-from asyncrl.types import Batch, Chunk, Prompt, ScoredGroup, ScoredSample, Weights
+from asyncrl.types import Batch, Chunk, GroupId, Prompt, ScoredGroup, ScoredSample, Weights
 
 Which = tuple[int, int]
 """Epoch and row of a prompt."""
@@ -60,18 +60,38 @@ class Saved:
         return replace(state, mark=self.state.mark) == self.state  # the mark is made when the checkpoint begins
 
 
+def content(batch: Batch) -> list[Any]:
+    """Return what a batch trains."""
+    return [
+        (group.group_id, which(group.prompt), sample.token_ids, sample.spans, scored.reward, scored.loss_mask)
+        for group in batch.groups
+        for scored in group.samples
+        for sample in (scored.sample,)
+    ]
+
+
 class Witness:
     """The oracles of one process.  ``before`` is what held when its checkpoint was made."""
 
-    def __init__(self, setting: Setting, before: Saved | None, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        before: Saved | None,
+        note: Callable[[str], None],
+        again: Mapping[int, Batch] | None = None,
+        kept: Set[GroupId] = frozenset(),
+    ) -> None:
+        """``again`` are the batches that the journal must have, by step, and ``kept`` the groups that it must have."""
         self._setting = setting
+        self._again = again or {}
+        self._kept = kept
+        self._next_step = before.state.step if before else 0
         self._note = note
         self.settled = before.settled.copy() if before else Settled()
         self.num_delivered = before.num_delivered if before else 0
         """Tokens that went through ``on_chunk``, over the surviving history."""
         self.saved = dict[int, Saved]()
         """The states that were asked for, by step."""
-        self.steps = list[int]()
         self._published = before.state.version if before else -1
         self._steps_of = dict[int, int]()
         """The training step of each version."""
@@ -83,6 +103,18 @@ class Witness:
     def delivered(self, chunk: Chunk) -> None:
         """Count the tokens of a chunk."""
         self.num_delivered += len(chunk.token_ids)
+
+    def asked(self, request_id: str) -> None:
+        """Check that a request generates nothing that the journal has.  Raises Violation."""
+        group_id = GroupId(int(request_id.removeprefix("g").split(".")[0].split("~")[0]))
+        if group_id in self._kept:
+            raise Violation("no finished group is generated again", request_id)
+
+    def took(self, batch: Batch, is_durable: Callable[[GroupId], bool]) -> None:
+        """Check a batch that was taken for training.  Raises Violation."""
+        lost = [group.group_id for group in batch.groups if group.group_id not in self._kept]
+        if lost := [group_id for group_id in lost if not is_durable(group_id)]:
+            raise Violation("trained groups are durable", f"step {batch.step} takes groups {lost}")
 
     def publishing(self, weights: Weights) -> None:
         """Note weights that are about to be published."""
@@ -119,9 +151,12 @@ class Witness:
             self.settled.add(which(group.prompt), f"skipped in step {batch.step}")
 
     def _check_batch(self, batch: Batch) -> None:
-        if self.steps and batch.step != self.steps[-1] + 1:
-            raise Violation("steps in order", f"step {batch.step} follows {self.steps[-1]}")
-        self.steps.append(batch.step)
+        if batch.step != self._next_step:
+            raise Violation("steps in order", f"step {batch.step} is trained, not {self._next_step}")
+        self._next_step += 1
+        if (before := self._again.get(batch.step)) is not None and content(batch) != content(before):
+            found = f"step {batch.step} has {content(batch)}, and had {content(before)}"
+            raise Violation("the same batch again", found)
         self._note(f"train step {batch.step}: groups {[group.group_id for group in batch.groups]}")
         if len(batch.groups) != self._setting.groups_per_step:
             raise Violation("whole batches", f"step {batch.step} has {len(batch.groups)} groups")
