@@ -137,7 +137,7 @@ class Process:
         supervisor = self._supervisor(http, controls, membership)
         parts = self._parts(updater)
         if self.found is not None:
-            self.found.expected.check(self.scheduler.gauges(), self.scheduler.state().prompts_taken)
+            self.scheduler.check_recovered(self.found.expected)
         with plainly():
             async with self._journal():
                 await self._train(parts, supervisor, router, updater, first)

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncrl.engines.sglang.client.engine import SGLangEngine
+from asyncrl.metrics.facts import Gauges
 from asyncrl.pipeline.sampling.sampler import ServingWeights
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import RolloutEngine, WeightUpdater
-from asyncrl.sim.faults.history import Accounts, Recording
+from asyncrl.sim.faults.history import Accounts, Expected, Recording
 from asyncrl.sim.faults.journal import SimJournal
 from asyncrl.sim.faults.world.engine import SimEngine
 from asyncrl.sim.faults.world.tokens import MIXED
@@ -151,8 +152,8 @@ class WatchedScheduler(Scheduler):
         """See ``Scheduler.next_batch``."""
         batch = await super().next_batch()
         if self.journal is not None:
-            self._witness.took(batch, self.journal.has)
             self.recording.took(batch)
+            self._witness.took(batch, self.journal.has)
         return batch
 
     def _look(self) -> tuple[Accounts, int]:
@@ -181,8 +182,14 @@ class WatchedScheduler(Scheduler):
 
     def check(self) -> None:
         """Check the accounts.  Raises Violation."""
+        self._witness.check_tokens(self._balanced().tokens.generated)
+
+    def check_recovered(self, expected: Expected) -> None:
+        """Check the accounts before the run begins, which recovers from a journal.  Raises Violation."""
+        expected.check(self._balanced(), self._prompt_queue.num_taken)
+
+    def _balanced(self) -> Gauges:
         try:
-            gauges = self.gauges()
+            return self.gauges()
         except AssertionError as error:
             raise Violation("ledger", str(error)) from error
-        self._witness.check_tokens(gauges.tokens.generated)
