@@ -76,7 +76,7 @@ class Life:
         self._ends = list[str]()
         self._disk_countdown: int | None = None
         self._history = History()
-        self._rng = random.Random(len(faults))
+        self._rng = random.Random(setting.disk_seed)
         self.num_recovered = 0
         """Processes that recovered from a journal."""
 

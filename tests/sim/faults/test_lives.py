@@ -17,7 +17,7 @@ from asyncrl.sim.faults.planted import PLANTED, found_by
 from asyncrl.sim.faults.shrink import history, shrunk
 from asyncrl.sim.faults.world.plan import KINDS, drawn
 
-FIXED = (*range(40), 203, 210, 277)
+FIXED = (*range(40), 203, 210, 535)
 """Seeds that every test run lives; some found an error once."""
 FRESH_S = float(os.environ.get("ASYNCRL_FAULTS_S", "20"))
 """Seconds of fresh lives: about 500 of them on one busy core."""
@@ -29,9 +29,13 @@ FOUND_BY = {
     "version taken at completion": 5,
     "slot kept after an abort": 14,
     "prompt lost at a resume": 0,
-    "wasted tokens forgotten": 277,
+    "wasted tokens forgotten": 535,
     "synced after a failed update": 210,
     "checkpoint named too early": 14,
+    "trained before it is durable": 0,
+    "order of batches forgotten": 32,
+    "finished group forgotten": 7,
+    "buffered group saved as in flight": 7,
 }
 """For each planted error a seed whose life finds it."""
 ORACLES = {
@@ -45,6 +49,10 @@ ORACLES = {
     "wasted tokens forgotten": {"ledger"},
     "synced after a failed update": {"engines serve what was published"},
     "checkpoint named too early": {"the latest checkpoint is complete"},
+    "trained before it is durable": {"trained groups are durable"},
+    "order of batches forgotten": {"steps in order"},
+    "finished group forgotten": {"ledger"},
+    "buffered group saved as in flight": {"recovered accounts", "the journal can be read"},
 }
 
 

@@ -98,6 +98,8 @@ class Setting:
     has_journal: bool
     sync_s: float
     """Longest wait of the journal for its disk in seconds, without a fault."""
+    disk_seed: int
+    """Seed of these waits, and of the bytes that a kill tears."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,7 @@ def _setting(rng: random.Random, of_journal: random.Random) -> Setting:
         turn_s=pick((0.0, 0.0002, 0.0002, 0.001)),
         has_journal=of_journal.random() < 0.8,
         sync_s=of_journal.choice((0.0, 0.005, 0.05, 0.2)),
+        disk_seed=of_journal.randrange(2**32),
     )
 
 
