@@ -71,6 +71,8 @@ def test_fixed_lives_hold_every_oracle(scratch: Path) -> None:
     assert found.num_lives == len(FIXED)
     assert not found.violations, listed(found)
     assert found.num_resumed > 5
+    assert 0 < found.num_with_journal < found.num_lives
+    assert found.num_recovered > 10
     assert {"done", "killed"} <= found.ends.keys()
 
 
