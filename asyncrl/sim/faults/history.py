@@ -43,6 +43,8 @@ class Entry:
     prompts_taken: int
     settled: Settled | None = None
     """Only with a snapshot."""
+    buffered: frozenset[GroupId] = frozenset()
+    """The groups that are finished and in no batch; only with a snapshot."""
     batch: Batch | None = None
     """Only with the record of a batch."""
 
@@ -89,19 +91,28 @@ def _columns(counts: Any) -> dict[str, int]:
 class Recording:
     """The records of one process, with the truth at each."""
 
-    def __init__(self, look: Callable[[], tuple[Accounts, int]], settled: Callable[[], Settled]) -> None:
-        """``look`` returns the accounts and the number of prompts taken, ``settled`` a copy of what is settled."""
+    def __init__(
+        self,
+        look: Callable[[], tuple[Accounts, int]],
+        settled: Callable[[], Settled],
+        buffered: Callable[[], frozenset[GroupId]],
+    ) -> None:
+        """``look`` returns the accounts and the number of prompts taken, ``settled`` a copy of what is settled.
+
+        ``buffered`` returns the groups that are finished and in no batch.
+        """
         self.entries = list[Entry]()
         self._look = look
         self._settled = settled
+        self._buffered = buffered
 
     def note(self, sequence: int, record: Record) -> None:
         """Note a record that was appended."""
         accounts, taken = self._look()
-        settled = self._settled() if isinstance(record, Snapshot) else None
-        self.entries.append(
-            Entry(sequence=sequence, record=record, accounts=accounts, prompts_taken=taken, settled=settled)
-        )
+        entry = Entry(sequence=sequence, record=record, accounts=accounts, prompts_taken=taken)
+        if isinstance(record, Snapshot):
+            entry.settled, entry.buffered = self._settled(), self._buffered()
+        self.entries.append(entry)
 
     def close_last(self) -> None:
         """Look again, because the accounts changed after their record was appended."""
@@ -139,6 +150,15 @@ class _Groups:
             case Taken(step=step):
                 assert entry.batch is not None, "each batch that was recorded was taken"
                 self.batches[step] = entry.batch
+            case Snapshot():
+                self._interrupt_all_but(entry.buffered)
+
+    def _interrupt_all_but(self, buffered: frozenset[GroupId]) -> None:
+        """Note the groups that were interrupted while the journal wrote them: at a snapshot, they are in flight."""
+        taken = {group.group_id for batch in self.batches.values() for group in batch.groups}
+        for group_id in self.finished.keys() - buffered - taken:
+            del self.finished[group_id]
+            self.in_flight.add(group_id)
 
 
 class History:

@@ -15,7 +15,7 @@ from asyncrl.sim.faults.world.engine import SimEngine
 from asyncrl.sim.faults.world.tokens import MIXED
 from asyncrl.sim.faults.world.violation import Violation
 from asyncrl.sim.faults.world.witness import Witness
-from asyncrl.types import Batch, Chunk, FinishReason, Request, SourceState, UpdateReport, Weights
+from asyncrl.types import Batch, Chunk, FinishReason, GroupId, Request, SourceState, UpdateReport, Weights
 
 
 class WatchedEngine:
@@ -144,7 +144,7 @@ class WatchedScheduler(Scheduler):
         self._rows = rows
         self.journal: SimJournal | None = None
         """Set before ``begin_journal``."""
-        self.recording = Recording(self._look, lambda: witness.settled.copy())
+        self.recording = Recording(self._look, lambda: witness.settled.copy(), self._finished)
         for name in _RECORDED_FIRST:
             setattr(self._accounts, name, self._closing(getattr(self._accounts, name)))
 
@@ -159,6 +159,9 @@ class WatchedScheduler(Scheduler):
     def _look(self) -> tuple[Accounts, int]:
         ledger = self._accounts._ledger  # noqa: SLF001 (between two events, in which no account need balance)
         return (ledger.tokens(0), ledger.groups()), self._prompt_queue.num_taken
+
+    def _finished(self) -> frozenset[GroupId]:
+        return frozenset(self._buffer.groups().keys() | self._being_recorded)
 
     def _closing(self, act: Callable[..., None]) -> Callable[..., None]:
         def close(*args: Any, **options: Any) -> None:
