@@ -144,7 +144,7 @@ def _num_outstanding(groups: GroupCounts) -> int:
 def _tokens(found: Recovered, then: TokenCounts, restored: Restored) -> tuple[TokenCounts, int]:
     """Return the account of tokens at the end of the journal, and the tokens of groups in flight, which are lost.
 
-    The journal knows how many tokens were delivered at its last commit, so a few more may be lost.
+    The journal knows how many tokens were delivered at its snapshot and at its last commit, so a few more may be lost.
     """
     counts = found.counts
     closed = replace(
@@ -158,7 +158,7 @@ def _tokens(found: Recovered, then: TokenCounts, restored: Restored) -> tuple[To
     spent = closed.trained + closed.masked + closed.filtered + closed.stale + closed.failed
     kept_tokens = spent + sum(group.num_tokens for group in _kept(restored.batches, restored.buffered))
     kept_tokens += sum(group.num_tokens for group in restored.in_flight)
-    lost = max(0, (found.delivered or 0) - kept_tokens)
+    lost = max(0, max(then.generated, found.delivered or 0) - kept_tokens)
     return replace(closed, generated=kept_tokens, lost=then.lost + lost), lost
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import tempfile
 from array import array
 from collections import Counter
@@ -16,10 +17,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.buffer.journal import Finished, Grown, Left, Record, Snapshot
+from asyncrl.buffer.journal import Finished, Grown, HeldGroup, Left, PromptPlace, Record, Snapshot
+from asyncrl.buffer.journal.reader import opened
 from asyncrl.buffer.journal.segments import Disk
 from asyncrl.buffer.journal.writer import Checkpointed, End, JournalWriter
 from asyncrl.engines.fake import FakeCheckpoints, FakePrompts
+from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.pipeline.recovery import Recovery, consecutive, recovery
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.types import Batch, Chunk, GroupId, Prompt, Sample, ScoredGroup, Weights
@@ -255,6 +258,29 @@ def test_a_repeated_part_of_an_answer_replaces_what_followed_and_a_gap_ends_it()
     assert parts(consecutive(whole)) == {0: tuple(range(8)), 1: (0, 1, 2)}
     assert parts(consecutive([*whole, piece(4, 6)])) == {0: tuple(range(6)), 1: (0, 1, 2)}
     assert parts(consecutive([piece(0, 4), piece(5, 9)])) == {0: tuple(range(4))}
+
+
+def test_tokens_in_flight_at_a_snapshot_are_lost_if_the_journal_ends_with_it(tmp_path: Path) -> None:
+    state = RunState(
+        step=0,
+        version=0,
+        next_id=1,
+        prompts_taken=1,
+        outstanding=((0, 0),),
+        tokens=TokenCounts(generated=10, held=10),
+        groups=GroupCounts(admitted=1, in_flight=1),
+        reasons={},
+        verdicts=(),
+        retries=0,
+        aborts=0,
+    )
+    held = HeldGroup(group_id=GroupId(0), place=PromptPlace(epoch=0, row=0), is_buffered=False)
+    write(tmp_path, 1, [Snapshot(step=0, state={**state.as_json(), "about": {}}, held=(held,))], delivered=10)
+    (segment,) = opened(tmp_path)
+    os.truncate(segment.segment.path, next(segment.frames()).stop)
+    found = recovered(tmp_path, None, FakePrompts(), 1)
+    assert found is not None
+    assert found.before.tokens == TokenCounts(lost=10)
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {
