@@ -220,10 +220,9 @@ class History:
             "buffered": len(held),
             "training": 0,
         }
-        delivered = [
-            entry.accounts[0].generated for entry in self._entries[base:] if not isinstance(entry.record, Snapshot)
-        ]
-        lost = [max(0, most - closed["generated"]) for most in (max(delivered, default=0), self._most_delivered)]
+        since = [entry for entry in self._entries[base + 1 :] if not isinstance(entry.record, Snapshot)]
+        fewest = max(entry.accounts[0].generated for entry in (self._entries[base], *since))
+        lost = [max(0, most - closed["generated"]) for most in (fewest, self._most_delivered)]
         return Expected(
             settled=settled,
             accounts=(TokenCounts(**closed), GroupCounts(**counts)),
