@@ -107,9 +107,10 @@ def _recovery(
         ),
     )
     tokens, lost = _tokens(found, at_checkpoint.tokens, restored)
+    published = found.published.version if found.published else 0
     state = replace(
         at_checkpoint,
-        version=max(at_checkpoint.version, found.published.version if found.published else 0),
+        version=max(at_checkpoint.version, published, _newest_version(restored)),
         next_id=max(at_checkpoint.next_id, found.next_group_id or 0),
         prompts_taken=found.prompts_taken if found.prompts_taken is not None else at_checkpoint.prompts_taken,
         last_taken=found.last_taken if found.prompts_taken is not None else at_checkpoint.last_taken,
@@ -124,6 +125,16 @@ def _recovery(
         f"and {len(restored.in_flight)} groups in flight that start again; at least {lost:,} tokens are lost"
     )
     return Recovery(before=state, restored=restored, again=_again(found, at_checkpoint), words=words)
+
+
+def _newest_version(restored: Restored) -> int:
+    """Return the newest version that a restored token names.
+
+    An engine generates with new weights before the last engine has them, and only then is the version recorded.
+    """
+    groups = _kept(restored.batches, restored.buffered)
+    spans = (span for group in groups for scored in group.samples for span in scored.sample.spans)
+    return max((span.weights.version for span in spans), default=0)
 
 
 def _again(found: Recovered, at_checkpoint: RunState) -> tuple[tuple[int, int], ...]:

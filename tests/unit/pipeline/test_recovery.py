@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from asyncrl.buffer import Dispatch
 from asyncrl.buffer.journal import Finished, Grown, HeldGroup, Left, PromptPlace, Record, Snapshot
 from asyncrl.buffer.journal.reader import opened
 from asyncrl.buffer.journal.segments import Disk
@@ -25,7 +26,18 @@ from asyncrl.engines.fake import FakeCheckpoints, FakePrompts
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.pipeline.recovery import Recovery, consecutive, recovery
 from asyncrl.pipeline.scheduling.run_state import RunState
-from asyncrl.types import Batch, Chunk, GroupId, Prompt, Sample, ScoredGroup, Weights
+from asyncrl.types import (
+    Batch,
+    Chunk,
+    FinishReason,
+    GroupId,
+    Prompt,
+    Sample,
+    ScoredGroup,
+    ScoredSample,
+    Span,
+    Weights,
+)
 from tests.unit.pipeline.harness import World, drawn, named
 from tests.virtual_time import lengths_in_rotation, run_virtually
 
@@ -260,7 +272,8 @@ def test_a_repeated_part_of_an_answer_replaces_what_followed_and_a_gap_ends_it()
     assert parts(consecutive([piece(0, 4), piece(5, 9)])) == {0: tuple(range(4))}
 
 
-def test_tokens_in_flight_at_a_snapshot_are_lost_if_the_journal_ends_with_it(tmp_path: Path) -> None:
+def snapshot_of_a_group_in_flight() -> Snapshot:
+    """A snapshot of version 0, with ten tokens in flight."""
     state = RunState(
         step=0,
         version=0,
@@ -275,7 +288,36 @@ def test_tokens_in_flight_at_a_snapshot_are_lost_if_the_journal_ends_with_it(tmp
         aborts=0,
     )
     held = HeldGroup(group_id=GroupId(0), place=PromptPlace(epoch=0, row=0), is_buffered=False)
-    write(tmp_path, 1, [Snapshot(step=0, state={**state.as_json(), "about": {}}, held=(held,))], delivered=10)
+    return Snapshot(step=0, state={**state.as_json(), "about": {}}, held=(held,))
+
+
+def test_versions_continue_behind_one_that_no_record_tells_but_that_of_a_group(tmp_path: Path) -> None:
+    first, second = Weights(version=0, step=0), Weights(version=1, step=1)
+    sample = Sample(
+        index=0,
+        token_ids=(1, 2),
+        logprobs=(-1.0, -1.0),
+        spans=(Span(weights=first, start=0, stop=1), Span(weights=second, start=1, stop=2)),
+        text="",
+        finish=FinishReason.STOP,
+        seconds=0.1,
+    )
+    group = ScoredGroup(
+        group_id=GroupId(0),
+        prompt=FakePrompts().at(0, 0),
+        dispatched=first,
+        samples=(ScoredSample(sample=sample, reward=1.0, loss_mask=(1, 1)),),
+    )
+    finished = Finished(dispatch=Dispatch(order=1, deadline=1, group_id=GroupId(0)), group=group)
+    write(tmp_path, 1, [snapshot_of_a_group_in_flight(), finished], delivered=10)
+    found = recovered(tmp_path, None, FakePrompts(), 2)
+    assert found is not None
+    assert [each.group_id for each in found.restored.buffered] == [group.group_id]
+    assert found.before.version == 1
+
+
+def test_tokens_in_flight_at_a_snapshot_are_lost_if_the_journal_ends_with_it(tmp_path: Path) -> None:
+    write(tmp_path, 1, [snapshot_of_a_group_in_flight()], delivered=10)
     (segment,) = opened(tmp_path)
     os.truncate(segment.segment.path, next(segment.frames()).stop)
     found = recovered(tmp_path, None, FakePrompts(), 1)
