@@ -134,7 +134,8 @@ def _newest_version(restored: Restored) -> int:
     """
     groups = _kept(restored.batches, restored.buffered)
     spans = (span for group in groups for scored in group.samples for span in scored.sample.spans)
-    return max((span.weights.version for span in spans), default=0)
+    grown = (each for group in restored.in_flight for each in group.grown)
+    return max((each.weights.version for each in (*spans, *grown)), default=0)
 
 
 def _again(found: Recovered, at_checkpoint: RunState) -> tuple[tuple[int, int], ...]:

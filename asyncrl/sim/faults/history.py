@@ -15,6 +15,7 @@ from asyncrl.buffer.journal import (
     Admitted,
     Filtered,
     Finished,
+    Grown,
     Left,
     LeftOut,
     PromptPlace,
@@ -135,12 +136,23 @@ class _Groups:
     in_flight: set[GroupId] = field(default_factory=set)
     finished: dict[GroupId, ScoredGroup] = field(default_factory=dict)
     batches: dict[int, Batch] = field(default_factory=dict)
+    lengths: dict[GroupId, dict[int, int]] = field(default_factory=dict)
+    """Tokens of each answer that was recorded in parts."""
+
+    @property
+    def num_grown(self) -> int:
+        """Tokens of the groups in flight that a recovery has."""
+        return sum(sum(self.lengths.get(group_id, {}).values()) for group_id in self.in_flight)
 
     def apply(self, entry: Entry) -> None:
         match entry.record:
             case Admitted(group_id=group_id, place=place):
                 self.places[group_id] = _which(place)
                 self.in_flight.add(group_id)
+            case Grown(group_id=group_id, index=index, start=start, chunk=chunk):
+                lengths = self.lengths.setdefault(group_id, {})
+                if start <= lengths.get(index, 0):  # an answer that is generated again begins earlier
+                    lengths[index] = start + len(chunk.token_ids)
             case Finished(group=group):
                 self.in_flight.discard(group.group_id)
                 self.finished[group.group_id] = group
@@ -207,7 +219,7 @@ class History:
             "trained": first[0].trained,
             "masked": first[0].masked,
             "failed": last[0].failed - sum(group.num_tokens for group in skipped),
-            "held": sum(group.num_tokens for group in held),
+            "held": sum(group.num_tokens for group in held) + groups.num_grown,
             "lost": 0,
         }
         names = ("trained", "masked", "filtered", "stale", "failed", "held")
