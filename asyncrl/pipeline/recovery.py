@@ -133,9 +133,9 @@ def _newest_version(restored: Restored) -> int:
     An engine generates with new weights before the last engine has them, and only then is the version recorded.
     """
     groups = _kept(restored.batches, restored.buffered)
-    spans = (span for group in groups for scored in group.samples for span in scored.sample.spans)
-    grown = (each for group in restored.in_flight for each in group.grown)
-    return max((each.weights.version for each in (*spans, *grown)), default=0)
+    spans = (span.weights for group in groups for scored in group.samples for span in scored.sample.spans)
+    grown = (each.weights for group in restored.in_flight for each in group.grown)
+    return max((weights.version for weights in (*spans, *grown)), default=0)
 
 
 def _again(found: Recovered, at_checkpoint: RunState) -> tuple[tuple[int, int], ...]:
