@@ -230,6 +230,7 @@ def test_a_cancelled_timer_never_calls(at_s: float) -> None:
 
 
 OWN_WAITS = {
+    "asyncrl/buffer/journal/journal.py": "its own thread and the disk, in two waits",
     "asyncrl/engines/fake.py": "its time to generate",
     "asyncrl/engines/sglang/client/calls_in_flight.py": "no time limit",
     "asyncrl/event_loop.py": "Deadline itself",

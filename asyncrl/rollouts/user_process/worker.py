@@ -22,12 +22,13 @@ import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from asyncrl.blocking_calls import UserCalls
-from asyncrl.daemon_threads import DaemonThreads
+from asyncrl.daemon_threads import DaemonThreads, in_daemon_thread
 from asyncrl.errors import ConfigError
 from asyncrl.outages import reached_by
 from asyncrl.rollouts.user_process.calls import Calls
@@ -134,11 +135,10 @@ class Worker:
 
     async def serve(self, end: socket.socket) -> None:
         """Take calls until the controller stops or closes the socket."""
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(DaemonThreads(NUM_THREADS, "tool"))
+        asyncio.get_running_loop().set_default_executor(DaemonThreads(NUM_THREADS, "tool"))
         for program in self._programs.values():
             if (warm := getattr(program, "warm", None)) is not None:
-                loop.run_in_executor(None, _warm, warm)  # not awaited: the first episode comes much later
+                in_daemon_thread(partial(_warm, warm), "warm")  # not awaited: the first episode comes much later
         self._wire = await Wire.over(end)
         self._calls = Calls(self._wire)
         async with asyncio.TaskGroup() as group:

@@ -52,7 +52,9 @@ class Started:
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     monkeypatch.chdir(ROOT)
     started = Started()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a browser's driver may have left another
     yield started
+    signal.signal(signal.SIGINT, before or signal.default_int_handler)
     for each in started.processes:
         with suppress(psutil.NoSuchProcess):
             each.kill()

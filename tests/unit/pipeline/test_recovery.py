@@ -296,7 +296,7 @@ def test_versions_continue_behind_one_that_no_record_tells_but_that_of_a_group(t
     sample = Sample(
         index=0,
         token_ids=(1, 2),
-        logprobs=(-1.0, -1.0),
+        logprobs=array("f", [-1.0, -1.0]),
         spans=(Span(weights=first, start=0, stop=1), Span(weights=second, start=1, stop=2)),
         text="",
         finish=FinishReason.STOP,

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from multiprocessing import resource_tracker
 
 import psutil
@@ -10,7 +11,9 @@ from asyncrl.engines.cluster import session
 
 
 def test_the_resource_tracker_is_left_to_end_by_itself() -> None:
-    resource_tracker.ensure_running()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an earlier test of this process may have ended its tracker
+        resource_tracker.ensure_running()
     children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     trackers = [child for child in children if "resource_tracker" in " ".join(child.cmdline())]
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
