@@ -210,6 +210,8 @@ class Scheduler:
         logger.info("step %d: trains the batch of the journal, %d more follow", batch.step, len(self._to_train_again))
         self._training = batch
         self._batches_taken += 1
+        if not self._to_train_again:  # they may have been the last steps of the run
+            self._let_go_of_the_doomed()
         self._moved.set()
         return batch
 
