@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer.journal import Grown, Journal, Recovered, recover
-from asyncrl.errors import ConfigError, JournalDamaged
+from asyncrl.errors import ConfigError, JournalDamaged, unusable
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.pipeline.scheduling.run_state import Restored, RestoredInFlight, RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
@@ -67,22 +67,38 @@ def recovery(
 ) -> Recovery | str | None:
     """Read what the journal in ``folder`` kept since ``before``, the state of a checkpoint, or since the start.
 
-    The journal must have the same ``notes``, and ``find`` returns the prompt of an epoch and a row.  Batches from
-    ``num_steps`` on are left out.  Returns None without such a journal, and a line for the user if it cannot be used.
-    Raises ConfigError.
+    The journal must have the same ``notes``, and ``find`` returns the prompt of an epoch and a row.  Returns
+    None without such a journal, and a line for the user if it cannot be used, for instance because it has batches from
+    ``num_steps`` on.  Raises ConfigError or NotNow.
     """
     step, mark = (before.step, before.mark) if before else (0, "")
     try:
         found = recover(folder, step)
     except JournalDamaged as error:
         raise ConfigError(f"{error}; --no-journal resumes from the checkpoint without it") from error
+    except OSError as error:
+        raise unusable(f"journal {folder}: cannot be read: {error}", error) from error
     if found is None:
         return None
-    then: Any = found.state
-    if then["about"] != notes or then["mark"] != mark:
-        differs = ", ".join(_differences(then["about"], notes)) or "it belongs to another checkpoint"
-        return f"the journal in {folder} is not used, so finished groups start again: {differs}"
-    return _recovery(found, RunState.from_json(then), find, num_steps)
+    why = _obstacle(found, mark, notes, num_steps)
+    if why is not None:
+        return f"the journal in {folder} is not used, so finished groups start again: {why}"
+    try:
+        return _recovery(found, RunState.from_json(found.state), find)
+    except (KeyError, ValueError) as error:
+        text = f"journal {folder}: {error}; --no-journal resumes from the checkpoint without it"
+        raise ConfigError(text) from error
+
+
+def _obstacle(found: Recovered, mark: str, notes: Mapping[str, Any], num_steps: int) -> str | None:
+    """Return the reason why a journal cannot be used; None if it can."""
+    about: Any = found.state.get("about") or {}
+    if about != notes:
+        return ", ".join(_differences(about, notes))
+    if found.state.get("mark") != mark:
+        return "it belongs to another checkpoint"
+    last = found.batches[-1].step if found.batches else -1
+    return f"it has a batch of step {last}, num-rollout is {num_steps}" if last >= num_steps else None
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -91,11 +107,9 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"{name} was {then.get(name)}, is {now.get(name)}" for name in changed]
 
 
-def _recovery(
-    found: Recovered, at_checkpoint: RunState, find: Callable[[int, int], Prompt], num_steps: int
-) -> Recovery:
+def _recovery(found: Recovered, at_checkpoint: RunState, find: Callable[[int, int], Prompt]) -> Recovery:
     restored = Restored(
-        batches=tuple(batch for batch in found.batches if batch.step < num_steps),
+        batches=found.batches,
         buffered=tuple(finished.group for finished in found.buffered),
         in_flight=tuple(
             RestoredInFlight(

@@ -588,5 +588,6 @@ class _Run:
         if self._evaluation is None or not self._evaluation.done():
             return None
         report, self._evaluation = self._evaluation.result(), None
+        self._parts.scheduler.note_evaluation(report.weights)
         logger.info("version %d on held-out prompts: %s", report.weights.version, dict(report.accuracy))
         return report

@@ -1,6 +1,5 @@
 """The journal of a run: every event in the life of its groups, on the disk, for a restart without lost samples."""
 
-from asyncrl.buffer.journal.fake import MemoryJournal
 from asyncrl.buffer.journal.journal import Journal
 from asyncrl.buffer.journal.reader import read
 from asyncrl.buffer.journal.records import (
@@ -36,7 +35,6 @@ __all__ = [
     "Journal",
     "Left",
     "LeftOut",
-    "MemoryJournal",
     "PromptPlace",
     "Published",
     "Record",

@@ -242,6 +242,10 @@ class Scheduler:
         self._recorder.published(self._serving.now)
         self.look_again()
 
+    def note_evaluation(self, weights: Weights) -> None:
+        """Record that an evaluation of ``weights`` has ended."""
+        self._recorder.evaluated(weights)
+
     def look_again(self) -> None:
         """Check admission again after a change outside the scheduler: newer weights, or a free slot."""
         self._moved.set()

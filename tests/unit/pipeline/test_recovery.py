@@ -246,6 +246,20 @@ def test_finished_groups_are_trained_and_groups_in_flight_start_again_with_their
     assert stats.tokens.lost > 0
 
 
+def test_a_journal_that_does_not_fit_is_named_and_not_used(tmp_path: Path) -> None:
+    life = Life(tmp_path, {"steps": 4, "staleness": 3, "save_interval": 4})
+    life.part(2.5)
+    assert life.recovered is not None
+    assert life.recovered.restored.batches
+    prompts = FakePrompts()
+    other = recovery(tmp_path, None, {"max-staleness": "2"}, prompts.at, num_steps=4)
+    assert isinstance(other, str)
+    assert other.endswith("start again: max-staleness was None, is 2")
+    shorter = recovery(tmp_path, None, {}, prompts.at, num_steps=1)
+    assert isinstance(shorter, str)
+    assert shorter.endswith("num-rollout is 1")
+
+
 def test_partial_answers_continue_behind_their_tokens(tmp_path: Path) -> None:
     life = Life(
         tmp_path,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.buffer.journal import Delivered, Journal, MemoryJournal, Record, Snapshot, Wasted, read, recover
+from asyncrl.buffer.journal import Delivered, Journal, Record, Snapshot, Wasted, read, recover
 from asyncrl.buffer.journal.segments import segments
 from asyncrl.buffer.journal.writer import COMMIT_BYTES
 from tests.unit.buffer.journal.disks import BrokenDisk, CountingDisk, FullDisk, StalledDisk, write
@@ -447,17 +447,3 @@ def test_a_checkpoint_without_a_snapshot_deletes_nothing(tmp_path: Path) -> None
 
     run(work())
     assert numbers(tmp_path) == [1, 2]
-
-
-def test_the_fake_has_the_methods_of_the_journal() -> None:
-    async def work() -> None:
-        fake = MemoryJournal()
-        await fake.durable(fake.append(finished(0)))
-        fake.begin_segment(SNAPSHOT)
-        fake.checkpointed(0)
-        await fake.close()
-        assert bits(fake.records) == bits([finished(0), SNAPSHOT])
-
-    run(work())
-    public = {name for name in dir(Journal) if not name.startswith("_")} - {"num_waiting"}
-    assert public <= set(dir(MemoryJournal()))
