@@ -27,6 +27,8 @@ from benchmarks.common.circumstances import circumstances
 from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.record_cost.program import PATCHES, is_with
 
+FROZEN_LR = "1e-12"
+"""Learning rate of --frozen: its steps change no weight of bfloat16 or float32 by more than rounding."""
 LEFT_OUT = 2
 """First steps of a block that are not measured."""
 FIRST_BLOCKS = 2
@@ -74,7 +76,7 @@ def measured(asked: argparse.Namespace, out: Path) -> Path:
     program = [sys.executable, "-m", "benchmarks.record_cost.program", asked.subject, str(asked.block)]
     longer = str(2 * asked.steps)  # the last step waits for a checkpoint and an evaluation
     flags = ["--config", asked.config, "--num-rollout", longer, "--save", str(out / "saved")]
-    flags += ["--eval-interval", longer, "--skip-eval-before-train", *(("--lr", "0") if asked.frozen else ())]
+    flags += ["--eval-interval", longer, "--skip-eval-before-train", *(("--lr", FROZEN_LR) if asked.frozen else ())]
     with BackgroundRun([*program, *flags, *asked.flags], out, asked.deadline_s, {}) as run:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
     return run.folder / "metrics.jsonl"
@@ -90,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     add_option(parser, "--deadline-s", float, "seconds until the run is given up", 1800.0)
     add_option(parser, "--out", Path, "folder for the run; by default one that is deleted")
     add_option(parser, "--show", Path, "folder of an earlier run, whose table is printed")
-    parser.add_argument("--frozen", action="store_true", help="a learning rate of 0, so that answers keep their length")
+    parser.add_argument("--frozen", action="store_true", help=f"a learning rate of {FROZEN_LR}, so that answers keep their length")
     parser.add_argument("flags", nargs="*", help="further flags of the run, behind --")
     asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
