@@ -86,9 +86,10 @@ class BackgroundRun:
         self.end()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of metrics.jsonl, so far."""
+        """Complete rows of metrics.jsonl, so far."""
         file = self.folder / "metrics.jsonl"
-        return [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # the last one may be half written
+        return [orjson.loads(line) for line in lines]
 
     def log(self) -> list[str]:
         """Lines of run.log, so far."""

@@ -92,7 +92,9 @@ def main(argv: Sequence[str]) -> int:
     add_option(parser, "--deadline-s", float, "seconds until the run is given up", 1800.0)
     add_option(parser, "--out", Path, "folder for the run; by default one that is deleted")
     add_option(parser, "--show", Path, "folder of an earlier run, whose table is printed")
-    parser.add_argument("--frozen", action="store_true", help=f"a learning rate of {FROZEN_LR}, so that answers keep their length")
+    parser.add_argument(
+        "--frozen", action="store_true", help=f"a learning rate of {FROZEN_LR}, so that answers keep their length"
+    )
     parser.add_argument("flags", nargs="*", help="further flags of the run, behind --")
     asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
