@@ -48,9 +48,8 @@ ELSEWHERE = {
     "fp8_utils.py",
     "loader.py",
     "fused_moe_triton/layer.py",
-    "monitor.py",
 }
-"""Folders of a run, and files of SGLang and Ray."""
+"""Folders of a run, and files of SGLang."""
 
 
 def is_there(name: str, page: Path) -> bool:

@@ -39,6 +39,8 @@ INTERNALS = (
     Internal(name="ray._private.worker.shutdown", used_in=__name__),
     Internal(name="ray._private.ray_constants.ENABLE_RAY_CLUSTER", used_in=__name__),
     Internal(name="ray._private.services.get_node_ip_address", attributes=("ENABLE_RAY_CLUSTER",), used_in=__name__),
+    Internal(name="ray._private.node.Node.start_monitor", parameters=("self",), is_exact=True, used_in=__name__),
+    Internal(name="ray._private.node.Node.start_log_monitor", parameters=("self",), is_exact=True, used_in=__name__),
     Internal(name="ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV", used_in=__name__),
     Internal(name="ray._common.utils.get_ray_address_file", attributes=("ray_current_cluster",), used_in=__name__),
 )
@@ -153,10 +155,26 @@ def _connect(ray: ModuleType, num_cpus: int) -> None:
             cpus = max(num_cpus, os.cpu_count() or 1)
             protect_token()
             folder = str(session_folder())
-            with _on_loopback(ray):
+            with _on_loopback(ray), _without_monitors(ray):
                 ray.init(address="local", include_dashboard=False, num_cpus=cpus, _temp_dir=folder, **quietly)
     except Exception as error:  # Ray raises RuntimeError, ConnectionError, RayError and the bare Exception
         raise ServerFailed(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
+
+
+@contextmanager
+def _without_monitors(ray: ModuleType) -> Iterator[None]:
+    """Have ``ray.init`` start neither an autoscaler nor a process that sends the logs of workers to the driver.
+
+    A run asks for no machine and takes no log from Ray.  Both processes cost 2 s of CPU time and 200 MB.
+    """
+    node = ray._private.node.Node  # noqa: SLF001 (there is no public way)
+    # Invariant: main thread only, and only while ``ray.init`` runs: the class is patched for the whole process.
+    theirs = node.start_monitor, node.start_log_monitor
+    node.start_monitor = node.start_log_monitor = lambda self: None
+    try:
+        yield
+    finally:
+        node.start_monitor, node.start_log_monitor = theirs
 
 
 def _shut_down(ray: ModuleType, hold_signals: Callable[[], None]) -> None:

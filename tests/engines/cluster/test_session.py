@@ -30,6 +30,7 @@ ray.init, ray.shutdown = init, shutdown
 ray._private = types.SimpleNamespace(
     utils=types.SimpleNamespace(set_sigterm_handler=set_sigterm_handler),
     ray_constants=types.SimpleNamespace(ENABLE_RAY_CLUSTER=True),
+    node=types.SimpleNamespace(Node=types.SimpleNamespace(start_monitor=print, start_log_monitor=print)),
 )
 sys.modules["ray"] = ray
 kill = lambda: os.kill(os.getpid(), signal.SIGTERM)
