@@ -10,9 +10,9 @@ SYNCHRONOUS = ("--config", "configs/quickstart_moe.toml", "--max-staleness", "0"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("limit", [("--rollout-top-p", "0.9"), ("--rollout-top-k", "20")])
-def test_log_probs_of_engine_and_trainer_agree_over_the_kept_ids(tmp_path: Path, limit: tuple[str, ...]) -> None:
-    outcome = run(tmp_path / "run", *SYNCHRONOUS, *limit)
+def test_log_probs_of_engine_and_trainer_agree_over_the_kept_ids(tmp_path: Path) -> None:
+    """Each limit alone is a test of the engine's columns; both at once keep other ids than either."""
+    outcome = run(tmp_path / "run", *SYNCHRONOUS, "--rollout-top-p", "0.9", "--rollout-top-k", "20")
     assert outcome.code == 0, outcome.output
     assert len(outcome.rows) == 3
     for row in outcome.rows:
