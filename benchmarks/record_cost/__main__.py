@@ -6,7 +6,8 @@
 
 Blocks of steps have the records in turn.  A pair is a block with them and the one after it; the first steps of each
 block, which began under the other's rule, are left out.  The table has trained tokens per second of both kinds, and the
-mean of the pairs' ratios with its standard error.
+mean of the pairs' ratios with its standard error.  Their noise hides small costs, so the table has CPU times as well:
+those of the driver, which writes the records, and the share of its extra time in that of all processes.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rich.table import Table
 from benchmarks.common.background_run import BackgroundRun
 from benchmarks.common.circumstances import circumstances
 from benchmarks.common.command_line import add_option, parser_of
-from benchmarks.record_cost.program import PATCHES, is_with
+from benchmarks.record_cost.program import DRIVER_S, OTHERS_S, PATCHES, is_with
 
 FROZEN_LR = "1e-12"
 """Learning rate of --frozen: its steps change no weight of bfloat16 or float32 by more than rounding."""
@@ -36,8 +37,20 @@ FIRST_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Tokens and times of the measured steps of a block."""
+
+    tokens: int
+    seconds: float
+    driver_s: float
+    """CPU time of the driver."""
+    all_s: float
+    """CPU time of all processes of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Trained tokens per second with and without records."""
+    """Trained tokens per second, and CPU time per trained token, with and without records."""
 
     tokens_per_s_with: float
     tokens_per_s_without: float
@@ -45,29 +58,58 @@ class Cost:
     """Mean over pairs of blocks of the one by the other."""
     error: float
     """Standard error of ``ratio``."""
+    driver_us_with: float
+    """Microseconds of the driver's CPU time per trained token."""
+    driver_us_without: float
+    all_us: float
+    """Microseconds of the CPU time of all processes per trained token."""
+    share: float
+    """The part of all CPU time that records take in the driver: the loss of tokens per second if no core is idle."""
+    share_error: float
+    """Standard error of ``share``."""
     num_pairs: int
 
 
 def cost_of(rows: Sequence[Mapping[str, Any]], block: int) -> Cost:
     """Return the cost from the rows of a run.  Raises ValueError with fewer than two pairs."""
-    rates: list[tuple[float, float]] = []  # tokens and seconds of each block
-    trained = [0, *(row["tokens/trained"] for row in rows)]
-    for first in range(FIRST_BLOCKS * block, len(rows) - block + 1, block):
-        steps = range(first + LEFT_OUT, first + block)
-        tokens = trained[steps.stop] - trained[steps.start]
-        rates.append((tokens, sum(rows[step]["time/step_s"] for step in steps)))
     assert is_with(FIRST_BLOCKS * block, block), "a pair begins with records"
-    pairs = [(one, other) for one, other in zip(rates[::2], rates[1::2], strict=False)]
+    starts = range(FIRST_BLOCKS * block, len(rows) - block + 1, block)
+    blocks = [_block(rows, range(first + LEFT_OUT, first + block)) for first in starts]
+    pairs = list(zip(blocks[::2], blocks[1::2], strict=False))
     if len(pairs) < 2:
         raise ValueError(f"{len(rows)} steps are {len(pairs)} pairs of blocks of {block}; two are needed")
-    ratios = [(one[0] / one[1]) / (other[0] / other[1]) for one, other in pairs]
+    with_it, without = (_sum(half) for half in zip(*pairs, strict=True))
+    ratios = [(one.tokens / one.seconds) / (other.tokens / other.seconds) for one, other in pairs]
+    all_s = (with_it.all_s + without.all_s) / (with_it.tokens + without.tokens)
+    shares = [(one.driver_s / one.tokens - other.driver_s / other.tokens) / all_s for one, other in pairs]
     return Cost(
-        tokens_per_s_with=sum(one[0] for one, _ in pairs) / sum(one[1] for one, _ in pairs),
-        tokens_per_s_without=sum(other[0] for _, other in pairs) / sum(other[1] for _, other in pairs),
+        tokens_per_s_with=with_it.tokens / with_it.seconds,
+        tokens_per_s_without=without.tokens / without.seconds,
         ratio=statistics.fmean(ratios),
         error=statistics.stdev(ratios) / len(ratios) ** 0.5,
+        driver_us_with=1e6 * with_it.driver_s / with_it.tokens,
+        driver_us_without=1e6 * without.driver_s / without.tokens,
+        all_us=1e6 * all_s,
+        share=statistics.fmean(shares),
+        share_error=statistics.stdev(shares) / len(shares) ** 0.5,
         num_pairs=len(pairs),
     )
+
+
+def _block(rows: Sequence[Mapping[str, Any]], steps: range) -> Block:
+    before, last = rows[steps.start - 1], rows[steps.stop - 1]
+    driver_s, others_s = (last[name] - before[name] for name in (DRIVER_S, OTHERS_S))
+    return Block(
+        tokens=last["tokens/trained"] - before["tokens/trained"],
+        seconds=sum(rows[step]["time/step_s"] for step in steps),
+        driver_s=driver_s,
+        all_s=driver_s + others_s,
+    )
+
+
+def _sum(blocks: Sequence[Block]) -> Block:
+    names = [each.name for each in fields(Block)]
+    return Block(**{name: sum(getattr(block, name) for block in blocks) for name in names})
 
 
 def measured(asked: argparse.Namespace, out: Path) -> Path:
@@ -108,13 +150,26 @@ def main(argv: Sequence[str]) -> int:
 def show(asked: argparse.Namespace, cost: Cost, argv: Sequence[str]) -> None:
     """Print the table and the circumstances."""
     console = Console(width=160)
-    table = Table("", "trained tokens per s with", "without", "ratio", "standard error", "pairs")
+    table = Table(
+        "",
+        "tokens/s with",
+        "without",
+        "ratio",
+        "driver's CPU us/token with",
+        "without",
+        "all CPU us/token",
+        "share",
+        "pairs",
+    )
     table.add_row(
         f"{asked.subject}, {Path(asked.config).stem}",
         f"{cost.tokens_per_s_with:,.1f}",
         f"{cost.tokens_per_s_without:,.1f}",
-        f"{cost.ratio:.4f}",
-        f"{cost.error:.4f}",
+        f"{cost.ratio:.4f} ± {cost.error:.4f}",
+        f"{cost.driver_us_with:.1f}",
+        f"{cost.driver_us_without:.1f}",
+        f"{cost.all_us:.1f}",
+        f"{cost.share:.2%} ± {cost.share_error:.2%}",
         str(cost.num_pairs),
     )
     console.print(table)

@@ -4,14 +4,22 @@ python -m benchmarks.record_cost.program rollouts|journal BLOCK FLAGS...
 """
 
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
+
+import psutil
 
 from asyncrl.app import entry
 from asyncrl.buffer import Dispatch
+from asyncrl.metrics.sinks import JsonlSink, Row
 from asyncrl.pipeline.scheduling.recorder import Recorder
 from asyncrl.rollout_log.files import RolloutFiles
 from asyncrl.types import Batch, ScoredGroup, TrainReport
+
+DRIVER_S, OTHERS_S = "cpu/driver_s", "cpu/others_s"
+"""Names of numbers in each row: seconds of CPU time so far, of the driver and of all processes below it."""
 
 
 def is_with(step: int, block: int) -> bool:
@@ -60,6 +68,25 @@ def patch_journal(block: int) -> None:
         setattr(Recorder, name, only_if(getattr(Recorder, name)))
 
 
+def add_cpu_times() -> None:
+    """Write the CPU times so far into each row of metrics.jsonl."""
+    write = JsonlSink.write
+
+    def more(self: JsonlSink, row: Row) -> None:
+        write(self, {**row, DRIVER_S: time.process_time(), OTHERS_S: _others_s()})
+
+    JsonlSink.write = more  # type: ignore[method-assign]
+
+
+def _others_s() -> float:
+    used = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used += times.user + times.system
+    return used
+
+
 PATCHES = {"rollouts": patch_rollouts, "journal": patch_journal}
 
 
@@ -67,6 +94,7 @@ def main(argv: Sequence[str]) -> int:
     """Run with the flags after the first two words; return the exit code."""
     subject, block, *flags = argv
     PATCHES[subject](int(block))
+    add_cpu_times()
     return entry.main(flags)
 
 

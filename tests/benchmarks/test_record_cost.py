@@ -3,17 +3,23 @@ from typing import Any
 import pytest
 
 from benchmarks.record_cost.__main__ import FIRST_BLOCKS, LEFT_OUT, cost_of
-from benchmarks.record_cost.program import is_with
+from benchmarks.record_cost.program import DRIVER_S, OTHERS_S, is_with
 
 BLOCK = 5
 
 
 def rows(num_steps: int, cost: float) -> list[dict[str, Any]]:
-    """Steps of 100 tokens in a second, or ``cost`` seconds longer where records are written."""
-    return [
-        {"tokens/trained": 100 * (step + 1), "time/step_s": 1.0 + cost * is_with(step, BLOCK)}
-        for step in range(num_steps)
-    ]
+    """Steps of 100 tokens in a second, or ``cost`` seconds longer where records are written.
+
+    The driver takes a tenth of a second of CPU time, and as much longer; the others take a second.
+    """
+    told, driver_s = [], 0.0
+    for step in range(num_steps):
+        driver_s += 0.1 + cost * is_with(step, BLOCK)
+        seconds = 1.0 + cost * is_with(step, BLOCK)
+        row = {"tokens/trained": 100 * (step + 1), "time/step_s": seconds, DRIVER_S: driver_s, OTHERS_S: step + 1.0}
+        told.append(row)
+    return told
 
 
 def test_the_ratio_is_that_of_neighbouring_blocks() -> None:
@@ -22,6 +28,10 @@ def test_the_ratio_is_that_of_neighbouring_blocks() -> None:
     assert (cost.tokens_per_s_with, cost.tokens_per_s_without) == (80.0, 100.0)
     assert cost.ratio == pytest.approx(0.8)
     assert cost.error == pytest.approx(0.0)
+    assert [cost.driver_us_with, cost.driver_us_without] == pytest.approx([3500.0, 1000.0])
+    assert cost.all_us == pytest.approx(12250.0)
+    assert cost.share == pytest.approx(2500 / 12250)
+    assert cost.share_error == pytest.approx(0.0)
 
 
 def test_the_first_steps_of_a_block_do_not_count() -> None:
