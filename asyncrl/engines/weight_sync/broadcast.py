@@ -134,7 +134,8 @@ class PartState(Enum):
 class BroadcastUpdater:
     """``WeightUpdater`` by broadcast.  Call ``connect`` once, first; at most one ``publish`` at a time.
 
-    The group is formed anew whenever the membership has changed, because a group with a dead member is of no use.
+    The group is formed anew whenever the membership has changed, because a group with a dead member is of no use, and
+    after a command's connection broke, because the trainer has given the group up.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class BroadcastUpdater:
         self._round = PausedRound[WeightReceiver](membership, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
         """The round whose engines form the group with the trainer."""
         self._prefix = self.group_name = group_name
+        self._num_groups = 0
         self._is_checked = is_checked
         self._buckets: tuple[WeightBucket, ...] = ()
         self.is_direct = False
@@ -187,7 +189,8 @@ class BroadcastUpdater:
     async def connect(self) -> None:
         """Form the group of the trainer and all engines that are present.  Raises WeightUpdateFailed."""
         self._round.choose()
-        self.group_name = f"{self._prefix}-{self._round.since}"
+        self.group_name = f"{self._prefix}-{self._num_groups}"
+        self._num_groups += 1
         self._is_sending = self.is_direct = False
         self._by_part = PartState.UNKNOWN
         if not self._round.engines:  # restarted engines get another update

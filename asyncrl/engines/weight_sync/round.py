@@ -1,8 +1,10 @@
 """The steps that all kinds of weight updates share: all engines pause, receive the new weights, and resume.
 
 pause all ──▶ receive, as the updater does it ──▶ all resume
-  └─ an engine dies in any step, stops answering, or is cut off from the trainer: UpdateInterrupted, once it is found
-     dead or has been ended; any other failure is final
+  ├─ an engine dies in any step, stops answering, or is cut off from the trainer: UpdateInterrupted, once it is found
+  │  dead or has been ended
+  ├─ the connection of a command breaks although the engine lives: UpdateInterrupted, MOST_REPEATS times in a row
+  └─ any other failure is final
 """
 
 import asyncio
@@ -16,6 +18,7 @@ from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import (
     AsyncRLError,
     EngineError,
+    EngineLost,
     EngineRejected,
     EngineTimeout,
     UpdateInterrupted,
@@ -40,6 +43,9 @@ LOST_S = 30.0
 
 Other engines may fail first: SGLang's HTTP process takes 5 s to notice that its scheduler has ended.
 """
+
+MOST_REPEATS = 2
+"""Times in a row that an update starts again although no engine is lost, because a command's connection broke."""
 
 PROBE_S = 10.0
 """Deadline in seconds of a liveness probe, which an engine answers between two forward passes."""
@@ -102,10 +108,12 @@ class PausedRound[E: Pausable]:
         self._lost_s = lost_s
         self._is_mixed = False
         """Whether engines may have weights of two versions; they must not resume then."""
+        self._num_repeats = 0
+        """Times in a row that an update started again although no engine was lost."""
 
     @property
     def is_outdated(self) -> bool:
-        """Whether an engine was lost or restarted since ``choose``."""
+        """Whether engines must be chosen anew: one was lost or restarted since ``choose``, or a connection broke."""
         return self._membership.num_changes != self.since
 
     def choose(self) -> None:
@@ -142,6 +150,7 @@ class PausedRound[E: Pausable]:
             stood_still = await receive()
             self._is_mixed = False
             await gather("resuming", {engine.url: engine.continue_generation() for engine in engines}, self._timeout_s)
+        self._num_repeats = 0
         self._membership.mark_synced(engines, since)
         pause_s = clock() - (paused if stood_still is None else stood_still)
         return UpdateReport(pause_s=pause_s, total_s=max(pause_s, clock() - began), num_bytes=num_bytes)
@@ -154,6 +163,7 @@ class PausedRound[E: Pausable]:
 
         A death is noticed some time after the connection broke.  An engine that lives and does not answer is marked
         unresponsive, and the supervisor ends it.  If all answer, ``find_cut_off`` may find one that is out of reach.
+        If all are in reach and only the connection of a command broke, the update may start again as well.
         """
         try:
             yield
@@ -162,9 +172,17 @@ class PausedRound[E: Pausable]:
                 all_answer = await self._look_for_the_lost(give_up, str(error))
                 if all_answer and find_cut_off is not None:
                     await self.leave_out(await find_cut_off())
+                if all_answer and not self.is_outdated:
+                    self._start_again(error)
             if not self.is_outdated:
                 raise
             raise UpdateInterrupted(str(error)) from error
+
+    def _start_again(self, error: WeightUpdateFailed) -> None:
+        """Have the engines chosen anew if a command's connection broke, at most ``MOST_REPEATS`` times in a row."""
+        if isinstance(error.__cause__, EngineLost) and self._num_repeats < MOST_REPEATS:
+            self._num_repeats += 1
+            self.since = -1
 
     async def leave_out(self, cut_off: Mapping[str, str]) -> None:
         """Have the supervisor end these engines, each for its reason; return once they are lost."""

@@ -471,8 +471,38 @@ def test_a_trainer_without_a_snapshot_is_not_asked_to_resend_it() -> None:
 def test_a_failure_of_engines_that_all_live_is_final() -> None:
     trainer = Trainer()
     with pytest.raises(WeightUpdateFailed) as error:
-        publish(Engine("a", step=failing("two 3", EngineLost("gone"))), trainer=trainer)
+        publish(Engine("a", step=failing("two 3", EngineRejected("no memory"))), trainer=trainer)
     assert not isinstance(error.value, UpdateInterrupted)
+
+
+@pytest.mark.parametrize("step", ["pause in_place", "one None", "two 3", "continue"])
+def test_an_update_whose_connection_broke_starts_again_in_a_new_group(step: str) -> None:
+    breaks = [True, True, False, True, True, True]
+    outcomes: list[str] = []
+    a, trainer = Engine("a"), Trainer()
+
+    async def broken(what: str) -> None:
+        if what == step and breaks.pop(0):
+            raise EngineLost("connection reset")
+
+    async def run() -> None:
+        updater = updater_of(EngineMembership((a, Engine("b", step=broken))), trainer)
+        await updater.connect()
+        while breaks:
+            await updater.snapshot()
+            try:
+                await updater.publish(Weights(version=3, step=6))
+            except WeightUpdateFailed as error:
+                outcomes.append(type(error).__name__)
+            else:
+                outcomes.append("published")
+
+    run_virtually(run())
+    again = ["UpdateInterrupted"] * 2
+    assert outcomes == [*again, "published", *again, "WeightUpdateFailed"]
+    names = [told.removeprefix("abandon ") for told in trainer.told if told.startswith("abandon ")]
+    assert sorted(set(names)) == [f"asyncrl-{number}" for number in range(5)]
+    assert trainer.told.count("join") == 5
 
 
 def failed_after(

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.engines.weight_sync.disk import DiskUpdater, WeightReader, check_disk
 from asyncrl.engines.weight_sync.membership import EngineMembership
-from asyncrl.errors import ConfigError, EngineLost, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
+from asyncrl.errors import ConfigError, EngineLost, EngineRejected, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 from tests.steps import Step, failing, hanging, nothing
 from tests.unit.engines.weight_sync.recorders import PausableRecorder, TwoBuckets
@@ -265,7 +265,7 @@ def test_the_remaining_engines_finish_reading_before_they_read_again(tmp_path: P
 
 
 def test_a_failure_of_engines_that_have_all_lived_since_it_began_is_final(tmp_path: Path) -> None:
-    a, trainer = Engine("a", failing("version-4 4 as 4", EngineLost("gone"))), Trainer()
+    a, trainer = Engine("a", failing("version-4 4 as 4", EngineRejected("no such file"))), Trainer()
     membership: EngineMembership[WeightReader] = EngineMembership((a, Engine("b")))
 
     async def run() -> None:
