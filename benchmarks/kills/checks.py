@@ -17,7 +17,7 @@ type Step = Mapping[int, Tokens]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """What a life left behind."""
+    """The files that a life left behind, as far as the checks need them."""
 
     num_steps: int
     max_staleness: int

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 import orjson
-import pyarrow.parquet as pq
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from benchmarks.chaos.accounts import BROKEN, Figures, figures, verdict
 from benchmarks.kills.checks import Kept, Remains, Step, kept, lengths_trained
@@ -19,7 +19,7 @@ from benchmarks.kills.told import Told
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the lives of a seed and variant are compared in."""
+    """The results in which lives of one seed and variant are compared."""
 
     weights: str
     """SHA-256 of the final weights."""

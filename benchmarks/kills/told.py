@@ -1,4 +1,4 @@
-"""What is told of a life: one line of lives.jsonl, and the tables of a campaign."""
+"""The line of a life in lives.jsonl, and the tables of a campaign."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
