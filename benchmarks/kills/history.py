@@ -23,13 +23,16 @@ class Keeper:
     def __init__(self, journal: Path, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._journal = journal
+        self._linked: set[str] = set()
         self.folder = folder
 
     def look(self) -> None:
         """Link the segments that are new."""
         for segment in segments(self._journal):
-            with suppress(FileExistsError, FileNotFoundError):  # linked, or deleted by now
-                os.link(segment.path, self.folder / segment.path.name)
+            if segment.path.name not in self._linked:
+                with suppress(FileNotFoundError):  # deleted by now
+                    os.link(segment.path, self.folder / segment.path.name)
+                    self._linked.add(segment.path.name)
 
     def mark(self) -> dict[int, int]:
         """Return where the journal ends now."""

@@ -41,6 +41,9 @@ FLAGS: Mapping[str, object] = {
 }
 """Flags of every run: small batches and deadlines of seconds, because the start of a run is most of its time."""
 
+COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Environment of every run: the modules that one start has compiled are there for the next."""
+
 
 class Play:
     """The attempts of one life, in their folder."""
@@ -90,7 +93,7 @@ class Play:
     def _attempt(self, number: int) -> None:
         """Start the run, kill as drawn until the program has ended, and note what it left."""
         run_dir = self.folder / f"run-{number}"
-        environment = holds.environment(self._hold, self.save)
+        environment = {**holds.environment(self._hold, self.save), **COMPILED}
         run = Run(run_dir, f"{self.folder}-{number}", list(self._flags()), environment, self.folder)
         self._stack.callback(run.family.kill)
         began, self._rows_seen, self._moved_at = time.monotonic(), 0, time.monotonic()
@@ -160,9 +163,9 @@ class Play:
 
         def is_over() -> bool:
             self._look(run)
-            return is_so() or time.monotonic() - max(began, self._moved_at) > timeout_s
+            return (run.code is None and is_so()) or time.monotonic() - max(began, self._moved_at) > timeout_s
 
-        return run.wait_until(is_over, 10 * timeout_s) and is_so()
+        return run.wait_until(is_over, 10 * timeout_s) and run.code is None and is_so()
 
     def _look(self, run: Run) -> None:
         """Note new steps, and keep the segments of the journal."""
