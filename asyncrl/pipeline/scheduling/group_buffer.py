@@ -122,9 +122,14 @@ class GroupBuffer:
                 self._is_worth_a_look.set()
 
     def choose(self, step: int) -> tuple[GroupId, ...] | NotYet:
-        """Return the groups of the step's batch with all too old tokens masked, or what to wait for."""
+        """Return the groups of the step's batch with all too old tokens masked, or what to wait for.
+
+        The order is that of ids, or of the buffer filter.  Dispatches have another order after a kill, because groups
+        in flight start again behind the finished ones, and the trainer's sums depend on the order in their last bits.
+        """
         while not isinstance(dispatches := self._due_now(step), NotYet):
-            chosen = self._picked(step) if self._pick else tuple(dispatch.group_id for dispatch in dispatches)
+            oldest = tuple(sorted(dispatch.group_id for dispatch in dispatches))
+            chosen = self._picked(step) if self._pick else oldest
             if len(chosen) < self._limits.groups_per_step:
                 self._passed_over = len(self._waiting)  # not counted in admission until the filter is called again
                 self._on_change()

@@ -232,6 +232,20 @@ def test_without_staleness_a_killed_run_trains_what_an_unkilled_one_trains(tmp_p
     assert other.groups == one.groups
 
 
+def test_a_batch_has_its_order_though_a_younger_group_was_finished_at_the_kill(tmp_path: Path) -> None:
+    plan: dict[str, Any] = {"steps": 2, "staleness": 0}
+    plan["lengths"] = lambda request: 60 if request.request_id.startswith("g0.") else 3
+    straight = World(**plan).run()
+    life = Life(tmp_path, plan)
+    life.part(0.5)
+    assert life.recovered is not None
+    restored = life.recovered.restored
+    buffered = [group.group_id for group in restored.buffered]
+    assert min(group.group_id for group in restored.in_flight) < min(buffered), "an older group was in flight"
+    life.part(None)
+    assert [content(life.batches[step]) for step in range(2)] == [content(batch) for batch in straight.trainer.batches]
+
+
 def test_finished_groups_are_trained_and_groups_in_flight_start_again_with_their_ids(tmp_path: Path) -> None:
     life = Life(tmp_path, {"steps": 4, "staleness": 3, "lengths": lengths_in_rotation((4, 200)), "slots": 64})
     first = life.part(1.5)
