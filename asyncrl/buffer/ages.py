@@ -27,14 +27,10 @@ def masked_in(scored: ScoredSample, ranges: Iterable[tuple[int, int]]) -> Scored
 
 
 def _is_young(sample: Sample, step: int) -> bool:
-    if not sample.turns:  # the spans of a single turn are in order: the first is the oldest
-        return not sample.spans or sample.spans[0].weights.step >= step
     return all(span.weights.step >= step for span in sample.spans)
 
 
 def _masked(scored: ScoredSample, step: int) -> ScoredSample:
-    spans, end = scored.sample.spans, len(scored.loss_mask)
-    if scored.sample.turns:  # turns that ran at the same time may follow in any order
-        return masked_in(scored, ((span.start, span.stop) for span in spans if span.weights.step < step))
-    # Spans are ordered by age, so every span after the first recent one is recent as well.
-    return masked_until(scored, next((span.start for span in spans if span.weights.step >= step), end))
+    # Spans need not be ordered by age.  Turns that ran at the same time follow in any order.  After a kill, an answer
+    # may continue under weights of an earlier step than before it, because the run trains its last steps again.
+    return masked_in(scored, ((span.start, span.stop) for span in scored.sample.spans if span.weights.step < step))

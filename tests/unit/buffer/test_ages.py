@@ -39,6 +39,12 @@ def masks(group: ScoredGroup) -> list[tuple[int, ...]]:
     return [scored.loss_mask for scored in group.samples]
 
 
+def test_an_answer_that_continued_under_earlier_weights_after_a_kill_is_masked_behind_newer_ones_too() -> None:
+    masked = masked_before(group((1, 2, 1, 2), (2, 1)), 2)
+    assert masks(masked) == [(0, 0, 1, 1, 0, 0, 1, 1), (1, 1, 0, 0)]
+    assert masked.oldest_trained_step == 2
+
+
 def test_tokens_of_older_weights_leave_the_loss() -> None:
     assert masks(masked_before(group((0, 1, 2), (2,), (0,)), 1)) == [(0, 0, 1, 1, 1, 1), (1, 1), (0, 0)]
 
