@@ -63,6 +63,8 @@ class Play:
         self._rows_seen = 0
         self._moved_at = 0.0
         self._is_signalled = False
+        self._num_fruitless = 0
+        """Attempts in a row that ended without a kill; a second one would end like all further ones."""
 
     @property
     def run_dirs(self) -> list[Path]:
@@ -79,7 +81,7 @@ class Play:
         with self._stack:
             while len(self.attempts) < MOST_ATTEMPTS:
                 self._attempt(len(self.attempts) + 1)
-                if self.attempts[-1].code in (0, 2, None):
+                if self.attempts[-1].code in (0, 2, None) or self._num_fruitless > 1:
                     break
         self._keeper.look()
 
@@ -97,10 +99,11 @@ class Play:
         run = Run(run_dir, f"{self.folder}-{number}", list(self._flags()), environment, self.folder)
         self._stack.callback(run.family.kill)
         began, self._rows_seen, self._moved_at = time.monotonic(), 0, time.monotonic()
-        self._is_signalled = False
+        self._is_signalled, num_kills = False, len(self.blows)
         while self._left and self._comes(run, self._left[0], began, is_first=number == 1):
             self._strike(run, self._left.pop(0))
         self._until(run, lambda: False)
+        self._num_fruitless = 0 if len(self.blows) > num_kills else self._num_fruitless + 1
         fault_at = self.blows[-1].at if self.blows else None
         self.attempts.append(run.ended(fault_at, is_signalled=self._is_signalled))
         self._look(run)
