@@ -5,7 +5,7 @@
     uv run python -m benchmarks.kills --variant dense-s0          lives of one variant
     uv run python -m benchmarks.kills --share 2/3                 every third life, next to processes with the others
 
-Each life starts train_async.py as a user would, on a CPU, for 20 steps.  Five SIGKILLs at random moments meet its
+Each life starts train_async.py as a user would, on a CPU, for 24 steps.  Up to five SIGKILLs at random moments meet its
 driver, its trainer rank, or the processes of its engines.  A run that ended is resumed with --load until it has trained
 to the end.  Its journal, its samples and its metrics are then checked, and compared with a run that nothing killed.
 Each life is one line in lives.jsonl in --out; table.md has all of them.

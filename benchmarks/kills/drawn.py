@@ -12,13 +12,13 @@ Victim = Literal["driver", "rank", "engine"]
 VICTIMS: tuple[Victim, ...] = get_args(Victim)
 PATTERN: tuple[Victim, ...] = ("driver", "rank", "driver", "engine")
 """Victims of consecutive lives: half of the kills meet the driver."""
-NUM_STEPS = 20
+NUM_STEPS = 24
 SAVE_INTERVAL = 4
 KILLS_PER_LIFE = 5
-LAST_STEP = NUM_STEPS - 3
-"""Kills happen after a step from 1 to this one, so that steps follow the last one."""
-MOST_DELAY_S = 1.0
-"""Most seconds from a drawn step to a kill at a random moment; a step takes about as long."""
+LAST_STEP = NUM_STEPS - 8
+"""Kills happen after a step from 1 to this one.  The last steps may be done before a late kill comes."""
+MOST_DELAY_S = 0.5
+"""Most seconds from a drawn step to a kill at a random moment."""
 START_S = 25.0
 """A kill within a start happens at most so many seconds after it: a start on two cores takes about as long."""
 MOMENTS: dict[Victim, tuple[tuple[Moment, ...], tuple[int, ...]]] = {
