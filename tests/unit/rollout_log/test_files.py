@@ -59,7 +59,7 @@ def test_a_file_has_every_sample_of_a_step(tmp_path: Path) -> None:
 
 
 def test_long_lists_and_many_rows_are_converted_in_parts(tmp_path: Path) -> None:
-    lengths = (0, 20_000, 3, *[1] * 200, 8192)
+    lengths = (0, 20_000, 3, *[1] * 200, 8192, *[1500] * 3, 2048, 2049, 5, 0)
     samples = [replace(scored(0, 1.0, (1,) * each, (0, 0, each)), loss_mask=(1,) * each) for each in lengths]
     step = Batch(step=0, groups=tuple(group(number, each) for number, each in enumerate(samples)))
     told = tuple(array("f", [number % 97 + place for number in range(each)]) for place, each in enumerate(lengths))
