@@ -82,7 +82,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines.cluster": LEAVES
     | {"engines", "engines.megatron", "engines.megatron.checkpoint", "engines.megatron.setup"}
     | {"engines.sglang", "engines.sglang.client", "engines.weight_sync", "models"}
+    | {"engines.cluster.reaping"}
     | CONFIG,
+    "engines.cluster.reaping": {"errors"},
     "engines.megatron": MEGATRON_INPUTS
     | {"capacity", "engines", "engines.weight_sync", "engines.megatron.checkpoint", "engines.megatron.model", EMULATION}
     | {"engines.megatron.fast_step", "engines.megatron.train", "engines.megatron.weights"},

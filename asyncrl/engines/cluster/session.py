@@ -22,7 +22,7 @@ from asyncrl.engines.cluster.calls import INTERNALS as CALLS
 from asyncrl.engines.cluster.placement import INTERNALS as PLACEMENT
 from asyncrl.engines.cluster.ray_files import protect_token, session_folder
 from asyncrl.engines.cluster.ray_health import own_parts
-from asyncrl.engines.cluster.reaper_process import PROGRAM, Reaper, announce_end_at_once, reaped
+from asyncrl.engines.cluster.reaping.reaper_process import PROGRAM, Reaper, announce_end_at_once, reaped
 from asyncrl.errors import ServerFailed
 from asyncrl.internals import Internal, check_internals
 

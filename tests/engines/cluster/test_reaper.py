@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.engines.cluster import reaper_process
+from asyncrl.engines.cluster.reaping import reaper_process
 from asyncrl.errors import ServerFailed
 
 DRIVER = """
 import os, subprocess, sys, time
-from asyncrl.engines.cluster.reaper_process import reaped
+from asyncrl.engines.cluster.reaping.reaper_process import reaped
 
 def start(*words):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -36,7 +36,7 @@ with reaped(lambda: [spared.pid]) as reaper:
 
 WITHOUT_PIDFD = """
 import tempfile
-from asyncrl.engines.cluster import reaper_process
+from asyncrl.engines.cluster.reaping import reaper_process
 with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
     file.write(f'''
 import errno, os, runpy

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from asyncrl.engines.cluster import reaper
+from asyncrl.engines.cluster.reaping import reaper
 from asyncrl.errors import ServerFailed
 
 logger = logging.getLogger(__name__)
