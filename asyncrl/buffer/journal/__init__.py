@@ -2,6 +2,7 @@
 
 from asyncrl.buffer.journal.journal import Journal
 from asyncrl.buffer.journal.reader import read
+from asyncrl.buffer.journal.recorded_steps import RecordedSteps
 from asyncrl.buffer.journal.records import (
     Admitted,
     Delivered,
@@ -38,6 +39,7 @@ __all__ = [
     "PromptPlace",
     "Published",
     "Record",
+    "RecordedSteps",
     "Recovered",
     "Snapshot",
     "Taken",

@@ -13,12 +13,15 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from asyncrl.buffer.journal.recorded_steps import RecordedSteps
 from asyncrl.buffer.journal.records import Finished, Grown, Record, Snapshot
+from asyncrl.buffer.journal.recovery import replay_from
 from asyncrl.buffer.journal.segments import Disk
 from asyncrl.buffer.journal.writer import COMMIT_BYTES, Checkpointed, End, JournalWriter, estimated_bytes
-from asyncrl.daemon_threads import in_daemon_thread
+from asyncrl.daemon_threads import in_daemon_thread, off_loop
 from asyncrl.errors import first_line
 
 logger = logging.getLogger(__name__)
@@ -97,6 +100,17 @@ class Journal:
     def begin_segment(self, snapshot: Snapshot) -> int:
         """Write later records to a new segment, whose first record is ``snapshot``; return its sequence number."""
         return self.append(snapshot)
+
+    async def steps_since(self, step: int) -> RecordedSteps | None:
+        """Read the batches since the snapshot of ``step``; None if the journal is off, or has no such snapshot.
+
+        Raises JournalDamaged, or OSError.
+        """
+        await self.durable(self._sequence)
+        if self._is_over:
+            return None
+        replay = await off_loop(partial(replay_from, self._folder, step), "journal")
+        return None if replay is None else RecordedSteps(replay)
 
     def checkpointed(self, step: int) -> None:
         """Delete the segments that no recovery from the checkpoint of ``step`` or a later one needs."""

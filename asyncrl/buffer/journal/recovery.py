@@ -19,12 +19,21 @@ def recover(folder: Path, step: int) -> Recovered | None:
     Of several such snapshots, the last one counts.  Records after a snapshot of an earlier step do not: the run was
     then resumed from before ``step``.  Raises JournalDamaged.
     """
+    replay = replay_from(folder, step)
+    return None if replay is None else replay.recovered()
+
+
+def replay_from(folder: Path, step: int) -> Replay | None:
+    """Apply the records from the last snapshot of ``step`` on; None without one.  Raises JournalDamaged.
+
+    The run that writes the journal may be running.
+    """
     try:
         found = opened(folder)
     except FileNotFoundError:
         return None
     base = last_snapshot(found, lambda each: each == step)
-    return None if base is None else replayed(found, base).recovered()
+    return None if base is None else replayed(found, base)
 
 
 def last_snapshot(found: Sequence[OpenSegment], is_wanted: Callable[[int], bool]) -> int | None:

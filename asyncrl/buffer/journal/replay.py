@@ -199,7 +199,7 @@ class Replay:
         return Recovered(
             step=self.snapshot.step,
             state=self.snapshot.state,
-            batches=tuple(self._batch(step) for step in sorted(self.batches)),
+            batches=tuple(self.batch(step) for step in sorted(self.batches)),
             skipped=frozenset(self._skipped),
             trained=frozenset(self._trained),
             buffered=self._oldest_first(),
@@ -221,7 +221,8 @@ class Replay:
             num_torn_bytes=self.num_torn_bytes,
         )
 
-    def _batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> Batch:
+        """Return the recorded batch of a step.  Raises JournalDamaged, and KeyError if there is none."""
         return Batch(step=step, groups=tuple(each.finished().group for each in self.batches[step].values()))
 
     def _oldest_first(self) -> tuple[Finished, ...]:

@@ -20,6 +20,7 @@ from asyncrl.buffer.journal import (
     LeftOut,
     PromptPlace,
     Published,
+    RecordedSteps,
     Snapshot,
     Taken,
     Trained,
@@ -88,6 +89,13 @@ class Recorder:
         for dispatch, group in groups:
             last = self._journal.append(Finished(dispatch=dispatch, group=group))
         await self._journal.durable(last)
+
+    async def steps_since(self, step: int) -> RecordedSteps | None:
+        """Read the batches taken since the snapshot of ``step``; None without a journal that has them.
+
+        Raises JournalDamaged, or OSError.
+        """
+        return None if self._journal is None else await self._journal.steps_since(step)
 
     async def written(self) -> None:
         """Wait until the last snapshot is on the disk."""

@@ -12,12 +12,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 from asyncrl.buffer import Dispatch, Outstanding, masked_before
-from asyncrl.buffer.journal import Journal
+from asyncrl.buffer.journal import Journal, RecordedSteps
 from asyncrl.errors import AsyncRLError, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
@@ -203,8 +204,7 @@ class Scheduler:
         return batch
 
     def _batch_to_train_again(self) -> Batch:
-        batch, first = self._to_train_again.popleft(), self._batches_taken - self._limits.max_staleness
-        batch = replace(batch, groups=tuple(masked_before(group, first) for group in batch.groups))
+        batch = self.masked(self._to_train_again.popleft())
         for group in batch.groups:
             self._accounts.take(group.group_id)
         logger.info("step %d: trains the batch of the journal, %d more follow", batch.step, len(self._to_train_again))
@@ -214,6 +214,22 @@ class Scheduler:
             self._let_go_of_the_doomed()
         self._moved.set()
         return batch
+
+    def masked(self, batch: Batch) -> Batch:
+        """Return a batch of the journal with the masks for old tokens that it had when it was taken."""
+        first = batch.step - self._limits.max_staleness
+        return replace(batch, groups=tuple(masked_before(group, first) for group in batch.groups))
+
+    async def steps_since(self, step: int) -> RecordedSteps | None:
+        """Read the batches taken since ``step``, of which there was a checkpoint; None without such a journal.
+
+        Raises JournalDamaged, or OSError.
+        """
+        return await self._recorder.steps_since(step)
+
+    def silence_allowed(self) -> AbstractContextManager[None]:
+        """Return a block in which no token and no group need arrive, because the trainer is away."""
+        return self._watchdog.paused()
 
     async def batch_ready(self) -> None:
         """Wait until ``next_batch`` would return at once."""

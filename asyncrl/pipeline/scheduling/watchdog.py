@@ -1,7 +1,8 @@
 """The watchdog: ends a run in which neither a token nor a group arrives, or whose rewards are away for too long."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from asyncrl.errors import AsyncRLError, RewardOutage, Stalled
 from asyncrl.event_loop import Deadline, loop_time
@@ -24,7 +25,7 @@ class Watchdog:
         self._hold = hold
         self._who_waits_for_whom = who_waits_for_whom
         self._last_move = self._waiting_since = 0.0
-        self._was_held = self._allows_silence = False
+        self._was_held = self._allows_silence = self._is_paused = False
         self._wait: Deadline | None = None
         self._ended_by: AsyncRLError | None = None
         hold.notify(self._hold_changed)
@@ -54,6 +55,15 @@ class Watchdog:
             finally:
                 self._wait = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Allow silence during the block, in which nothing can move; its time does not count."""
+        self._change_pause(True)
+        try:
+            yield
+        finally:
+            self._change_pause(False)
+
     def end(self, error: AsyncRLError) -> None:
         """Let every wait for groups raise ``error`` from now on, because no further group will come."""
         self._ended_by = error
@@ -70,7 +80,7 @@ class Watchdog:
             return loop_time()
         if (since := self._hold.since) is not None:
             return since + self._budgets.reward_outage_s
-        if self._allows_silence:
+        if self._allows_silence or self._is_paused:
             return loop_time() + _FOREVER_S
         ends_at = max(self._waiting_since, self._last_move) + self._budgets.watchdog_timeout_s
         return min(ends_at, loop_time() + _FOREVER_S)
@@ -88,6 +98,13 @@ class Watchdog:
         if is_held is self._was_held:
             return
         self._was_held = is_held
-        self.moved()  # the time of the outage does not count as silence
+        self._begin_anew()  # the time of the outage does not count as silence
+
+    def _change_pause(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.moved()
         if self._wait is not None:
             self._wait.give(self._ends_at() - loop_time())

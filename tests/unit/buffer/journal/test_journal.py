@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.buffer.journal import Delivered, Journal, Record, Snapshot, Wasted, read, recover
+from asyncrl.buffer.journal import Delivered, Journal, Record, Snapshot, Taken, Wasted, read, recover
 from asyncrl.buffer.journal.segments import segments
 from asyncrl.buffer.journal.writer import COMMIT_BYTES
 from tests.unit.buffer.journal.disks import BrokenDisk, CountingDisk, FullDisk, StalledDisk, write
@@ -47,6 +47,25 @@ def test_a_durable_record_can_be_read_while_the_journal_is_open(tmp_path: Path) 
         await journal.durable(journal.append(finished(3)))
         assert bits(records(tmp_path / "journal")) == bits([finished(3)])
         await journal.close()
+
+    run(work())
+
+
+def test_a_run_reads_its_own_batches_while_it_writes_more(tmp_path: Path) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        assert await journal.steps_since(0) is None
+        for record in (SNAPSHOT, finished(3), finished(4), Taken(step=0, group_ids=(finished(4).group.group_id,))):
+            journal.append(record)
+        found = await journal.steps_since(0)
+        assert found is not None
+        journal.append(finished(5))
+        assert found.missing(range(3)) == [1, 2]
+        batch = await found.batch(0)
+        assert (batch.step, [group.group_id for group in batch.groups]) == (0, [4])
+        assert await journal.steps_since(7) is None
+        await journal.close()
+        assert await journal.steps_since(0) is None
 
     run(work())
 
