@@ -96,6 +96,12 @@ class WeightUpdater(Protocol):
     async def wait_for_rejoined(self) -> None:
         """Wait until a restarted engine needs weights outside the regular schedule."""
 
+    def trainer_restarted(self, address: str) -> None:
+        """Note that the trainer's ranks were started again, on the host ``address``: they are in no group of engines.
+
+        The next ``snapshot`` connects them.
+        """
+
 
 class GpuSharing(Protocol):
     """Time-sharing of the GPUs between trainer and engines:  engines ─▶ trainer ─▶ update ─▶ engines ─▶ ...
@@ -125,6 +131,23 @@ class Trainer(Protocol):
 
     async def save(self, path: Path) -> None:
         """Write the trainer's weights to ``path`` in Hugging Face format.  Raises TrainerFailed."""
+
+
+class TrainerLife(Protocol):
+    """The life of a trainer's ranks, which end and start together."""
+
+    async def wait_until_lost(self) -> str:
+        """Return the reason once a rank has died or does not answer."""
+
+    async def find_lost(self) -> str | None:
+        """Return the reason why the trainer is lost; None if every rank lives and answers."""
+
+    async def restart(self) -> int:
+        """End all ranks, and start them from this run's newest complete checkpoint, or else its first weights.
+
+        Returns the training steps behind these weights.  Engines continue to generate.  A second call starts over.
+        Raises ConfigError or LeaseLost if another attempt would fail as well, and any other named error if it may not.
+        """
 
 
 class Checkpointer(Protocol):
@@ -260,6 +283,12 @@ class BatchPreparer(Protocol):
 
     async def prepared(self, batch: Batch) -> Batch:
         """Return the batch to train, with the same groups and tokens.  Raises HookFailed."""
+
+    async def prepared_again(self, batch: Batch) -> Batch:
+        """Return what ``prepared`` returned for this batch, for a trainer that was restarted.  Raises HookFailed.
+
+        The hooks are called again, without filtered groups, and nothing is saved again.
+        """
 
 
 class GroupObserver(Protocol):

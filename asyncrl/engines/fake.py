@@ -14,7 +14,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from asyncrl.errors import CheckpointFailed, EngineError, GpuSharingFailed, NonFiniteLoss, UpdateInterrupted
+from asyncrl.errors import (
+    CheckpointFailed,
+    EngineError,
+    GpuSharingFailed,
+    NonFiniteLoss,
+    TrainerFailed,
+    UpdateInterrupted,
+    WeightUpdateFailed,
+)
 from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
 
@@ -176,9 +184,17 @@ class FakeUpdater:
         """The number of next ``publish`` calls that fail as if an engine was lost."""
         self.keeps_copies = True
         """Whether the snapshot survives such a failure."""
+        self.died: asyncio.Event | None = None
+        """Set while the trainer is dead; None if it never dies."""
+        self.num_restarted = 0
         self._engines = engines
         self._seconds = seconds
         self._is_copied = is_copied
+        self._has_snapshot = False
+
+    def trainer_restarted(self, address: str) -> None:
+        """See ``WeightUpdater.trainer_restarted``."""
+        self.num_restarted += 1
         self._has_snapshot = False
 
     async def wait_for_rejoined(self) -> None:
@@ -189,7 +205,7 @@ class FakeUpdater:
     async def snapshot(self) -> bool:
         """See ``WeightUpdater.snapshot``."""
         self.before_snapshot()
-        await asyncio.sleep(0)
+        await self._trainer_sends(0.0)
         self._has_snapshot = self._is_copied
         return self._is_copied
 
@@ -202,7 +218,7 @@ class FakeUpdater:
         """See ``WeightUpdater.publish``."""
         for engine in self._engines:
             await engine.pause()
-        await asyncio.sleep(self._seconds)
+        await self._trainer_sends(self._seconds)
         if self.interruptions:
             self.interruptions -= 1
             self._has_snapshot &= self.keeps_copies
@@ -212,6 +228,10 @@ class FakeUpdater:
         await asyncio.sleep(self._seconds)  # chunks under the new weights may arrive before publish returns
         self.published.append(weights)
         return UpdateReport(pause_s=self._seconds, total_s=2 * self._seconds, num_bytes=0)
+
+    async def _trainer_sends(self, seconds: float) -> None:
+        if await _dies_within(self.died, seconds):
+            raise WeightUpdateFailed("sending the weights: trainer: it died")
 
 
 class FakeGpuSharing:
@@ -253,22 +273,41 @@ class FakeGpuSharing:
             self.taken.append(holder)
 
 
+async def _dies_within(died: asyncio.Event | None, seconds: float) -> bool:
+    """Sleep for ``seconds``; return True, and at once, if the trainer dies."""
+    if died is None or seconds <= 0:
+        await asyncio.sleep(seconds)
+        return died is not None and died.is_set()
+    try:
+        async with asyncio.timeout(seconds):
+            return await died.wait()
+    except TimeoutError:
+        return False
+
+
 class FakeTrainer:
     """A ``Trainer`` that takes ``seconds`` for a step and records the batches."""
 
     def __init__(self, seconds: float = 1.0, spoils: Callable[[Batch], bool] = lambda batch: False) -> None:
         """``spoils``: whether the loss of a batch is not finite."""
         self.batches: list[Batch] = []
+        """Every batch that was trained, in order."""
+        self.behind_weights: list[Batch] = []
+        """The batches behind the present weights, which a restart takes back."""
+        self.died = asyncio.Event()
+        """Set while the trainer is dead."""
         self._spoils = spoils
         self.saved: list[Path] = []
         self._seconds = seconds
 
     async def train(self, batch: Batch) -> TrainReport:
         """See ``Trainer.train``."""
-        await asyncio.sleep(self._seconds)
+        if await _dies_within(self.died, self._seconds):
+            raise TrainerFailed("trainer rank 0, train: it died")
         if self._spoils(batch):
             raise NonFiniteLoss(f"policy: loss nan in step {batch.step}")
         self.batches.append(batch)
+        self.behind_weights.append(batch)
         return TrainReport(
             loss=0.0,
             grad_norm=1.0,
@@ -286,7 +325,63 @@ class FakeTrainer:
 
     async def save(self, path: Path) -> None:
         """See ``Trainer.save``."""
+        if self.died.is_set():
+            raise TrainerFailed("trainer rank 0, save: it died")
         self.saved.append(path)
+
+
+class FakeTrainerLife:
+    """A ``TrainerLife`` of a FakeTrainer, whose restart takes ``seconds``, and the first ``failures`` of them fail."""
+
+    def __init__(
+        self,
+        trainer: FakeTrainer,
+        updater: FakeUpdater,
+        checkpoints: "FakeCheckpoints | None",
+        *,
+        first_step: int = 0,
+        seconds: float = 3.0,
+        failures: int = 0,
+    ) -> None:
+        self.failures = failures
+        self.restored: list[int] = []
+        """The step of the checkpoint of each restart."""
+        self._trainer = trainer
+        self._updater = updater
+        self._checkpoints = checkpoints
+        self._first_step = first_step
+        self._seconds = seconds
+        updater.died = trainer.died
+        if checkpoints is not None:
+            checkpoints.died = trainer.died
+
+    async def wait_until_lost(self) -> str:
+        """See ``TrainerLife.wait_until_lost``."""
+        await self._trainer.died.wait()
+        return "trainer rank 0 died"
+
+    async def find_lost(self) -> str | None:
+        """See ``TrainerLife.find_lost``."""
+        await asyncio.sleep(0.01)
+        return "trainer rank 0 died" if self._trainer.died.is_set() else None
+
+    async def restart(self) -> int:
+        """See ``TrainerLife.restart``."""
+        self._trainer.died.set()
+        if self._checkpoints is not None:
+            self._checkpoints.lose()
+        await asyncio.sleep(self._seconds)
+        if self.failures:
+            self.failures -= 1
+            raise TrainerFailed("trainer rank 0, start: it died")
+        written = {} if self._checkpoints is None else self._checkpoints.written
+        step = max(written, default=self._first_step)
+        kept = [batch for batch in self._trainer.behind_weights if batch.step < step]
+        self._trainer.behind_weights[:] = kept
+        self._updater.trainer_restarted("127.0.0.1")
+        self._trainer.died.clear()
+        self.restored.append(step)
+        return step
 
 
 class FakeCheckpoints:
@@ -297,6 +392,8 @@ class FakeCheckpoints:
 
     def __init__(self, seconds: float = 1.0, failing: Collection[int] = ()) -> None:
         self.written: dict[int, dict[str, Any]] = {}
+        self.died: asyncio.Event | None = None
+        """Set while the trainer is dead; None if it never dies."""
         self._failing = failing
         self._seconds = seconds
         self._writing: tuple[float, int, dict[str, Any]] | None = None
@@ -304,10 +401,12 @@ class FakeCheckpoints:
     async def begin(self, step: int, run: Mapping[str, Any]) -> None:
         """See ``Checkpointer.begin``."""
         await self.finish()
+        await self._check_lives()
         self._writing = (asyncio.get_running_loop().time() + self._seconds, step, dict(run))
 
     async def check(self) -> None:
         """See ``Checkpointer.check``."""
+        await self._check_lives()
         if self._writing is not None and self._writing[0] <= asyncio.get_running_loop().time():
             await self.finish()
 
@@ -315,11 +414,21 @@ class FakeCheckpoints:
         """See ``Checkpointer.finish``."""
         if self._writing is not None:
             until, step, run = self._writing
-            await asyncio.sleep(until - asyncio.get_running_loop().time())
+            if await _dies_within(self.died, until - asyncio.get_running_loop().time()):
+                raise TrainerFailed("trainer rank 0, finish_checkpoint: it died")
             self._writing = None
             if step in self._failing:
                 raise CheckpointFailed(f"iter_{step:07}: No space left on device")
             self.written[step] = run
+
+    def lose(self) -> None:
+        """Lose the checkpoint that is being written, unless it is complete by now."""
+        self.found(asyncio.get_running_loop().time())
+        self._writing = None
+
+    async def _check_lives(self) -> None:
+        if await _dies_within(self.died, 0.0):
+            raise TrainerFailed("trainer rank 0, checkpoint: it died")
 
     def found(self, now: float) -> dict[str, Any] | None:
         """Return the newest checkpoint that is complete at ``now``."""

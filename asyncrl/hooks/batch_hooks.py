@@ -35,6 +35,13 @@ class BatchHooks:
     async def prepared(self, batch: Batch) -> Batch:
         """Return the batch to train.  Raises HookFailed, which names step, flag and function."""
         filtered, self._filtered = tuple(self._filtered), []
+        return await self._changed(batch, filtered)
+
+    async def prepared_again(self, batch: Batch) -> Batch:
+        """See ``BatchPreparer.prepared_again``.  The groups filtered since the last batch wait for the next one."""
+        return await self._changed(batch, ())
+
+    async def _changed(self, batch: Batch, filtered: Sequence[ScoredGroup]) -> Batch:
         for each in self._hooks:
             name = f"step {batch.step}: {each.flag} {name_of(each.hook)}"
             batch = await self._worker.call(partial(each.hook, batch, filtered), name, self._timeout_s)

@@ -27,6 +27,10 @@ class SavedBatches:
         self._hooks = hooks
         self._thread = DaemonThreads(1, "batches")
 
+    async def prepared_again(self, batch: Batch) -> Batch:
+        """See ``BatchPreparer.prepared_again``.  Saves nothing."""
+        return batch if self._hooks is None else await self._hooks.prepared_again(batch)
+
     async def prepared(self, batch: Batch) -> Batch:
         """See ``BatchPreparer.prepared``.  A batch that cannot be written costs a warning."""
         if self._hooks is not None:

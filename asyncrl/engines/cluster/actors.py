@@ -1,6 +1,7 @@
 """Classes that run inside Ray's worker processes; ``placement.py`` makes actors of them.
 
-An actor runs its methods on one thread, in the order of the calls.  A trainer rank has a second thread, ``CONCURRENT``.
+An actor runs its methods on one thread, in the order of the calls.  A trainer rank has two more threads, ``CONCURRENT``
+and ``WATCH``.
 """
 
 import gc
@@ -26,6 +27,8 @@ CONCURRENT = "concurrent"
 In an actor with such a group, all other methods also leave the main thread: they run on one dedicated thread, always
 the same.
 """
+WATCH = "watch"
+"""Ray's concurrency group for pings, which are answered whatever the other threads do."""
 PORTS = range(20_000, 32_000)
 """Ports for servers.
 
@@ -91,6 +94,9 @@ class RankActor(NetworkPlace):
         import ray
 
         return tuple(map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"]))
+
+    def ping(self) -> None:
+        """Answer, as a sign of life."""
 
     def start(self, settings: TrainerSettings, rank: int, world_size: int, address: str, port: int) -> str:
         """Load the model and join the other ranks; return which implementation of layers it uses."""

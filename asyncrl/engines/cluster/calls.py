@@ -32,6 +32,16 @@ async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLErr
         raise kind(f"{what}: {first_line(error)}") from error
 
 
+def is_silent(error: AsyncRLError) -> bool:
+    """Whether an error of ``answered`` says that the actor died or did not answer, not that its code raised."""
+    import ray
+
+    cause = error.__cause__
+    if isinstance(cause, ray.exceptions.RayTaskError):  # first: it is also a TimeoutError when its cause is one
+        return False
+    return isinstance(cause, TimeoutError | ray.exceptions.RayError)
+
+
 async def together(calls: Sequence[Awaitable[Any]]) -> list[Any]:
     """Return all answers, or raise the first error without waiting for calls that would never answer."""
     with plainly():

@@ -12,19 +12,19 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal, cast
 
 from asyncrl.config.derived import max_engine_restarts
-from asyncrl.engines.cluster.actors import RankActor
 from asyncrl.engines.cluster.addresses import Addresses
-from asyncrl.engines.cluster.calls import answered, together
+from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.placement import Placement, reserve
-from asyncrl.engines.cluster.ray_trainer import NoTrainer, RayTrainer
+from asyncrl.engines.cluster.ray_trainer import RayTrainer
 from asyncrl.engines.cluster.router import RouterSupervisor, StartedRouter
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.cluster.servers import Servers
 from asyncrl.engines.cluster.settings import Deployment
 from asyncrl.engines.cluster.supervisor import EngineSupervisor, StartedEngine
+from asyncrl.engines.cluster.trainer_ranks import TrainerRanks
 from asyncrl.engines.gpu_sharing import SharedGpus, release_engines
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.engine import SGLangEngine
@@ -59,6 +59,7 @@ class Running:
     key: str = field(repr=False)
     """The key that engines and router want with every request."""
     trainer: RayTrainer
+    ranks: TrainerRanks
     updater: WeightUpdater
     load_probe: EngineLoads
     supervisor: EngineSupervisor
@@ -178,6 +179,7 @@ class _Builder:
         self._http = http
         self._phase = phase
         self._servers = Servers(placement, deployment, http, self._addresses)
+        self._ranks = TrainerRanks(placement, deployment, self._addresses)
         self._at_the_end = contextlib.AsyncExitStack()
 
     async def build(self) -> Running:
@@ -187,10 +189,10 @@ class _Builder:
         self._phase(f"loading the model: {cluster.num_engines} SGLang{trains}")
         try:
             async with Deadline(cluster.start_timeout_s):
-                engines, router, ranks = await self._loaded()
+                engines, router = await self._loaded()
         except TimeoutError as error:
             raise ServerFailed(f"not ready within {cluster.start_timeout_s:g} s (start-timeout-s)") from error
-        trainer = self._trainer(ranks)
+        trainer = self._ranks.trainer
         urls = tuple(engine.url for engine in engines)
         self._phase("connecting trainer and engines")
         engine = SGLangEngine(
@@ -206,7 +208,8 @@ class _Builder:
             engine=engine,
             key=self._deployment.key,
             trainer=trainer,
-            updater=await self._updater(controls, membership, trainer, ranks),
+            ranks=self._ranks,
+            updater=await self._updater(controls, membership, trainer),
             load_probe=EngineLoads(self._http, lambda: engine.urls),
             supervisor=EngineSupervisor(
                 engines,
@@ -217,7 +220,7 @@ class _Builder:
                 slow_share=0.0 if cluster.colocate else failures.slow_engine_share,
             ),
             router=None if router is None else RouterSupervisor(router, engine),
-            has_trainer=bool(ranks),
+            has_trainer=len(self._ranks) > 0,
             release_resources=self._placement.release_resources,
             gpu_sharing=SharedGpus(controls, trainer, holder="trainer", timeout_s=failures.control_timeout_s)
             if cluster.colocate
@@ -229,28 +232,27 @@ class _Builder:
         """Start the ranks alone."""
         cluster = self._cluster
         self._phase(f"loading the model: {cluster.num_trainer_ranks} Megatron")
-        ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(cluster.num_trainer_ranks))
+        self._ranks.create()
         try:
             async with Deadline(cluster.start_timeout_s):
-                await self._load(ranks)
+                await self._ranks.load(self._deployment.origin)
         except TimeoutError as error:
             raise ServerFailed(f"not ready within {cluster.start_timeout_s:g} s (start-timeout-s)") from error
-        return self._trainer(ranks)
+        return self._ranks.trainer
 
-    async def _loaded(self) -> tuple[tuple[StartedEngine, ...], StartedRouter | None, tuple[Any, ...]]:
-        """Load engines and ranks; return the engines, the router and the ranks.
+    async def _loaded(self) -> tuple[tuple[StartedEngine, ...], StartedRouter | None]:
+        """Load engines and ranks; return the engines and the router.
 
         They load at the same time, except on shared GPUs, where the ranks load after the engines.
         """
-        num_ranks = self._deployment.layout.num_ranks
-        ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(num_ranks))
-        if not ranks:
-            return *await self._servers.start([]), ranks
+        self._ranks.create()
+        origin = self._deployment.origin
+        if not len(self._ranks):
+            return await self._servers.start([])
         if not self._cluster.colocate:
-            (engines, router), _ = await together([self._servers.start([]), self._load(ranks)])
-            return engines, router, ranks
-        gpus = await self._every(ranks, "GPUs", lambda actor, _: actor.gpus.remote())
-        engines, router = await self._servers.start(gpus)
+            started, _ = await together([self._servers.start([]), self._ranks.load(origin)])
+            return cast(tuple[tuple[StartedEngine, ...], StartedRouter | None], started)
+        engines, router = await self._servers.start(await self._ranks.gpus())
         try:
             await release_engines(
                 [self._servers.control(engine.url) for engine in engines], self._failures.control_timeout_s
@@ -258,57 +260,29 @@ class _Builder:
         except GpuSharingFailed:
             await _look_for_the_dead(self._servers.all)
             raise
-        await self._load(ranks)
-        return engines, router, ranks
+        await self._ranks.load(origin)
+        return engines, router
 
     async def stop(self) -> None:
         """End every server, and remove the folder of weights, if there is one."""
         async with self._at_the_end:
             await self._servers.stop()
 
-    # ---- trainer and weights
-
-    async def _load(self, ranks: tuple[Any, ...]) -> None:
-        settings, size, origin = self._deployment.trainer, self._cluster.num_trainer_ranks, self._deployment.origin
-        address, port = await self._addresses.rank(ranks[0])
-        layers = await self._every(
-            ranks, "start", lambda actor, rank: actor.start.remote(settings, rank, size, address, port)
-        )
-        logger.info("the trainer's layers: %s (--transformer-impl)", layers[0])
-        trainer, timeout_s = self._trainer(ranks), self._cluster.start_timeout_s
-        if settings.train.check_fast_step:
-            for line in await trainer.check_fast_step(timeout_s=timeout_s):
-                logger.info("%s", line)
-        if origin is not None:
-            await trainer.load(origin, timeout_s=timeout_s)
-
-    def _trainer(self, ranks: tuple[Any, ...]) -> RayTrainer:
-        failures = self._failures
-        kind = RayTrainer if ranks else NoTrainer
-        return kind(ranks, train_timeout_s=failures.train_timeout_s, control_timeout_s=failures.control_timeout_s)
-
-    async def _every(self, ranks: Sequence[Any], what: str, ask: Callable[[Any, int], Any]) -> list[Any]:
-        """Ask all ranks at once and return their answers."""
-        timeout_s = self._cluster.start_timeout_s
-        calls = [
-            answered(ask(actor, rank), f"trainer rank {rank}, {what}", timeout_s) for rank, actor in enumerate(ranks)
-        ]
-        return await together(calls)
+    # ---- weights
 
     async def _updater(
         self,
         engines: tuple[EngineControl, ...],
         membership: EngineMembership[EngineControl],
         trainer: RayTrainer,
-        ranks: Sequence[Any],
     ) -> WeightUpdater:
-        if not ranks:
+        if not len(self._ranks):
             return KeptWeights(membership)
         if self._cluster.colocate:
             return await self._sharing(engines, trainer)
         if self._deployment.disk is not None:
             return await self._writing(membership, trainer, self._deployment.disk)
-        return await self._broadcasting(membership, trainer, ranks[0])
+        return await self._broadcasting(membership, trainer)
 
     async def _sharing(self, engines: tuple[EngineControl, ...], trainer: RayTrainer) -> TensorUpdater:
         updater = TensorUpdater(
@@ -320,14 +294,12 @@ class _Builder:
         await updater.connect()
         return updater
 
-    async def _broadcasting(
-        self, membership: EngineMembership[EngineControl], trainer: RayTrainer, first_rank: Any
-    ) -> BroadcastUpdater:
+    async def _broadcasting(self, membership: EngineMembership[EngineControl], trainer: RayTrainer) -> BroadcastUpdater:
         deployment = self._deployment
-        address, _ = await self._addresses.rank(first_rank)
+        address, _ = await self._ranks.address()
 
         async def find_port() -> int:
-            _, port = await self._addresses.rank(first_rank)
+            _, port = await self._ranks.address()
             return port
 
         updater = BroadcastUpdater(

@@ -5,6 +5,7 @@
 Each method here chooses which ranks are called, the deadline, and whose answer counts.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +14,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncrl.daemon_threads import off_loop
 from asyncrl.engines.cluster.actors import CONCURRENT
-from asyncrl.engines.cluster.calls import answered, together
-from asyncrl.engines.megatron.checkpoint.directory import Origin
+from asyncrl.engines.cluster.calls import answered, is_silent, together
+from asyncrl.engines.megatron.checkpoint.checksums import check_files
+from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of, read_notes
 from asyncrl.engines.megatron.checkpoint.lease import Claim
 from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.path_check import Meeting
-from asyncrl.errors import TrainerFailed
+from asyncrl.errors import CheckpointFailed, ConfigError, TrainerFailed
 from asyncrl.event_loop import Deadline
 from asyncrl.types import Batch, TrainReport
 
 if TYPE_CHECKING:  # the driver imports no torch
     from asyncrl.engines.megatron.rank import MegatronRank
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 120.0
+"""Most seconds to find and check the newest checkpoint, which reads all small files of it."""
 
 type Ask[T] = Callable[["MegatronRank"], T]
 """A function that calls one method of a rank.  mypy checks the name and arguments, and infers the result."""
@@ -43,6 +50,12 @@ class RayTrainer:
         self._control_timeout_s = control_timeout_s
         self.has_begun_checkpoint = False
         """Whether a checkpoint may be being written."""
+        self.silence: str | None = None
+        """The call that one of these ranks did not answer; None if all of them have answered one since."""
+
+    def use(self, ranks: Sequence[Any]) -> None:
+        """Call other ranks from now on."""
+        self._ranks, self.silence = ranks, None
 
     async def load(self, origin: Origin, *, timeout_s: float) -> None:
         """Load a checkpoint, before the first step."""
@@ -153,17 +166,26 @@ class RayTrainer:
     async def _first[T](self, ask: Ask[T], **options: str) -> T:
         """Ask rank 0 alone."""
         call = _recorded(ask)
-        answer = call.sent_to(self._ranks[0], **options)
-        return cast(T, await answered(answer, f"trainer rank 0, {call.method}", self._control_timeout_s))
+        return cast(T, await self._answered(0, call, self._control_timeout_s, **options))
 
     async def _all[T](self, ask: Ask[T], timeout_s: float) -> list[T]:
         """Ask all ranks at once; return the answers, rank 0's first."""
-        call = _recorded(ask)
-        answers = [
-            answered(call.sent_to(rank), f"trainer rank {number}, {call.method}", timeout_s)
-            for number, rank in enumerate(self._ranks)
-        ]
-        return await together(answers)
+        call, ranks = _recorded(ask), self._ranks
+        answers = await together([self._answered(number, call, timeout_s) for number in range(len(ranks))])
+        if self._ranks is ranks:
+            self.silence = None
+        return answers
+
+    async def _answered(self, number: int, call: "_Call", timeout_s: float, **options: str) -> Any:
+        """Return the answer of one rank; remember if it is silent, unless another one has taken its place."""
+        ranks = self._ranks
+        try:
+            answer = call.sent_to(ranks[number], **options)
+            return await answered(answer, f"trainer rank {number}, {call.method}", timeout_s)
+        except TrainerFailed as error:
+            if is_silent(error) and self._ranks is ranks:
+                self.silence = self.silence or str(error)
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +239,38 @@ class RayCheckpointer:
         self._keep = keep
         self._spared = spared
         self._is_writing = False
+        self._begun: list[tuple[int, Any]] = []
+        """Step and mark of every checkpoint that was begun."""
+
+    async def newest(self) -> tuple[int, Origin] | None:
+        """Return the step and folder of this run's newest complete checkpoint; None without one.
+
+        The ranks may have died after they completed it, and before they said so.  Raises CheckpointFailed if the disk
+        does not answer.
+        """
+        try:
+            async with Deadline(LOOK_S):
+                return await off_loop(self._newest, "checkpoints")
+        except TimeoutError as error:
+            raise CheckpointFailed(f"{self._claim.root}: the disk does not answer within {LOOK_S:g} s") from error
+
+    def _newest(self) -> tuple[int, Origin] | None:
+        for step, mark in reversed(self._begun):
+            folder = folder_of(self._claim.root, step)
+            try:
+                notes = read_notes(folder)
+                if notes is None or notes["run"]["state"].get("mark") != mark:
+                    continue
+                check_files(folder)
+            except (CheckpointFailed, ConfigError) as error:
+                logger.warning("the trainer does not start from %s: %s", folder, error)
+            else:
+                return step, Origin(folder=folder, kind="resume", optimizer=self._with_optimizer)
+        return None
 
     async def begin(self, step: int, run: Mapping[str, Any]) -> None:
         """See ``Checkpointer.begin``."""
+        self._begun.append((step, run.get("mark")))
         notes = {**self._about, "optimizer": self._with_optimizer, "state": dict(run)}
         target = Target(claim=self._claim, step=step, keep=self._keep, spared=self._spared)
         await self._trainer.begin_checkpoint(target, notes, self._with_optimizer)

@@ -183,6 +183,8 @@ class BroadcastUpdater:
         """Whether the trainer is already sending a snapshot."""
         self._has_snapshot = False
         """Whether the trainer may be able to resend the last snapshot."""
+        self._needs_group = False
+        """Whether the trainer was restarted since the group was formed."""
         self._warned = set[tuple[str, str]]()
         """Pairs of engine URL and bucket that have been warned about."""
 
@@ -218,9 +220,19 @@ class BroadcastUpdater:
             )
             rank_offset += engine.num_ranks
         await gather("forming the weight-update group", joining, self._timeout_s)
+        self._needs_group = False
         if not self._buckets:
             asking = self._sender.weight_buckets()
             self._buckets = await ask_one("listing the buckets", "trainer", asking, self._timeout_s)
+
+    def trainer_restarted(self, address: str) -> None:
+        """See ``WeightUpdater.trainer_restarted``.  Engines leave the group of the old ranks once they are in another.
+
+        An engine that waits in it fails by itself: its store ended with rank 0.
+        """
+        self._master_address = self._reach.master_address = address
+        self._needs_group = True
+        self._is_sending = self._has_snapshot = False
 
     async def snapshot(self) -> bool:
         """See ``WeightUpdater.snapshot``."""
@@ -272,7 +284,7 @@ class BroadcastUpdater:
 
     async def _reconnect(self) -> None:
         """Form the group anew if the membership has changed, or the groups of expert parts if they are needed now."""
-        if self._round.is_outdated:
+        if self._round.is_outdated or self._needs_group:
             await self._round.leave_out(await self._reach.unmet(self._membership.waiting))
             async with self._round.blaming_the_lost(find_cut_off=self._cut_off):
                 await self.connect()

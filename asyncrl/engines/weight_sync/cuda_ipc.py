@@ -91,6 +91,9 @@ class TensorUpdater:
             pause_s=seconds, total_s=seconds, num_bytes=sum(bucket.num_bytes for bucket in self._buckets)
         )
 
+    def trainer_restarted(self, address: str) -> None:
+        """See ``WeightUpdater.trainer_restarted``.  A trainer that shares its GPUs is not restarted."""
+
     async def wait_for_rejoined(self) -> None:
         """See ``WeightUpdater.wait_for_rejoined``.  Never returns: this updater does not track restarted engines."""
         await asyncio.Event().wait()

@@ -131,6 +131,9 @@ class DiskUpdater:
         """See ``WeightUpdater.wait_for_rejoined``."""
         await self._round.wait_for_rejoined()
 
+    def trainer_restarted(self, address: str) -> None:
+        """See ``WeightUpdater.trainer_restarted``.  The written weights are still on the disk."""
+
     async def close(self) -> None:
         """Remove the folder, which engines no longer read; log a warning if it stays."""
         if not self._is_made:

@@ -24,6 +24,9 @@ class KeptWeights:
         """Return at once.  ``weights`` must be those with which the engines started."""
         return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
 
+    def trainer_restarted(self, address: str) -> None:
+        """See ``WeightUpdater.trainer_restarted``.  There is no trainer."""
+
     async def wait_for_rejoined(self) -> NoReturn:
         """Let restarted engines serve again, until cancelled: none of them needs an update."""
         while True:

@@ -56,7 +56,7 @@ class Reach:
     ) -> None:
         """``timeout_s`` is the trainer's deadline for a call; it must suffice for a check and for its abort."""
         self._trainer = trainer
-        self._master_address = master_address
+        self.master_address = master_address
         self._find_port = find_port
         self._backend = backend
         self._path_s = min(PATH_S, timeout_s / 4)
@@ -68,13 +68,13 @@ class Reach:
         Engines that know no path checks count as met.  Raises TrainerFailed.
         """
         failures = {engine.url: await self._failure(engine) for engine in engines}
-        cut_off = f"answers HTTP but runs no {self._backend} collective with the trainer at {self._master_address}"
+        cut_off = f"answers HTTP but runs no {self._backend} collective with the trainer at {self.master_address}"
         return {url: f"{cut_off}: {why}" for url, why in failures.items() if why is not None}
 
     async def _failure(self, engine: EngineEnd) -> str | None:
         self._num_checks += 1
         where = Meeting(
-            master_address=self._master_address,
+            master_address=self.master_address,
             master_port=await self._find_port(),
             world_size=1 + engine.num_ranks,
             group_name=f"{PATH_CHECK}{self._num_checks}",

@@ -92,6 +92,9 @@ class ModelledUpdater:
         """See ``WeightUpdater.resnapshot``; modelled updates never lose an engine."""
         return False
 
+    def trainer_restarted(self, address: str) -> None:
+        """See ``WeightUpdater.trainer_restarted``; the modelled trainer never dies."""
+
     async def wait_for_rejoined(self) -> None:
         """See ``WeightUpdater.wait_for_rejoined``; never returns, for a restarted engine has the present weights."""
         await asyncio.Event().wait()

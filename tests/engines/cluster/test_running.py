@@ -35,6 +35,7 @@ def running(updater: Updater) -> Running:
         engine=rest,
         key="",
         trainer=rest,
+        ranks=rest,
         updater=updater,  # type: ignore[arg-type]
         load_probe=rest,
         supervisor=rest,

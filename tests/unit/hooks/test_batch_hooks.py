@@ -53,6 +53,16 @@ def run(*hooks: BatchHook, before: Batch | None = None, filtered: Sequence[Score
     return asyncio.run(prepared.prepared(before or batch()))
 
 
+def test_hooks_are_called_again_without_the_filtered_groups_which_wait_for_the_next_batch() -> None:
+    seen: list[tuple[int, int]] = []
+    hook = all_samples(lambda step, trained, filtered: seen.append((step, len(filtered))))
+    hooks = BatchHooks([FlaggedHook(flag="--flag", hook=hook)], Worker("test"), 60.0, keeps_filtered=True)
+    hooks.finished(group(9, (0.0, 0.0), (1, 1)), "dull")
+    assert asyncio.run(hooks.prepared_again(batch(3))) == batch(3)
+    asyncio.run(hooks.prepared(batch(4)))
+    assert seen == [(3, 0), (4, 1)]
+
+
 def refused(hook: BatchHook) -> str:
     with pytest.raises(HookFailed) as error:
         run(hook)

@@ -134,6 +134,15 @@ class Doubled:
     async def prepared(self, batch: Batch) -> Batch:
         return replace(batch, groups=batch.groups * 2)
 
+    async def prepared_again(self, batch: Batch) -> Batch:
+        return await self.prepared(batch)
+
+
+def test_a_batch_that_is_trained_again_is_not_saved_again(tmp_path: Path) -> None:
+    saved = SavedBatches(lambda step: tmp_path / f"{step}.batch", Doubled())
+    assert len(asyncio.run(saved.prepared_again(batch(7))).groups) == 4
+    assert list(tmp_path.iterdir()) == []
+
 
 def test_batches_are_saved_as_the_hooks_leave_them(tmp_path: Path) -> None:
     saved = SavedBatches(lambda step: tmp_path / f"{step}.batch", Doubled())

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncrl.engines.cluster.actors import CONCURRENT
+from asyncrl.engines.cluster.actors import CONCURRENT, WATCH
 from asyncrl.engines.cluster.placement import Layout, Placement, reserve
 from asyncrl.engines.listening import loopback_variables
 from asyncrl.engines.sglang.launch import SERVER_ENVIRONMENT, ServerLaunch, server_command
@@ -52,9 +52,9 @@ def placed(layout: Layout, machines: str = "aaaaaaaa") -> list[tuple[int, float]
     return [(each["scheduling_strategy"]["placement_group_bundle_index"], each["num_gpus"]) for each in actors]
 
 
-def test_ranks_have_a_second_thread() -> None:
+def test_ranks_have_threads_for_concurrent_calls_and_for_pings() -> None:
     place: Any = Placement(Ray(), layout(is_shared=False), "group")  # type: ignore[arg-type]
-    assert place.rank(object, 0)["concurrency_groups"] == {CONCURRENT: 1}
+    assert place.rank(object, 0)["concurrency_groups"] == {CONCURRENT: 1, WATCH: 1}
     assert "concurrency_groups" not in place.engine(object, 0)
 
 

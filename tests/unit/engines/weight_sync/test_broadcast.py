@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -708,3 +709,28 @@ def test_a_snapshot_older_than_the_last_update_is_not_resent() -> None:
 
     asyncio.run(run())
     assert "resend" not in trainer.told
+
+
+def test_a_restarted_trainer_forms_another_group_and_has_no_snapshot_to_send_again() -> None:
+    names: list[tuple[str, str]] = []
+
+    class Naming(Trainer):
+        async def join_engines(self, **where: Any) -> None:
+            names.append((where["master_address"], where["group_name"]))
+
+    async def run() -> None:
+        engine, trainer = Engine("a"), Naming(copies=True)
+        updater = BroadcastUpdater(
+            EngineMembership([engine]), trainer, master_address="x", find_port=a_port, backend="gloo", timeout_s=1.0
+        )
+        await updater.connect()
+        assert await updater.snapshot()
+        await updater.publish(Weights(version=1, step=1))
+        updater.trainer_restarted("y")
+        assert not await updater.resnapshot()
+        assert await updater.snapshot()
+        await updater.publish(Weights(version=2, step=2))
+        assert await updater.resnapshot()
+
+    run_virtually(run())
+    assert names == [("x", "asyncrl-0"), ("y", "asyncrl-0-2")]
