@@ -34,6 +34,7 @@ from asyncrl.config.areas.output import file_of_step
 from asyncrl.config.derived import (
     dtype,
     lr_decay_iters,
+    max_trainer_restarts,
     num_known_ids,
     num_steps_per_rollout,
     row_tokens,
@@ -47,6 +48,7 @@ from asyncrl.engines.cluster.deployment import Running, deployed, pick_device
 from asyncrl.engines.cluster.ray_health import RayHealth
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.cluster.settings import Deployment, routes_shape
+from asyncrl.engines.cluster.trainer_ranks import RanksLife
 from asyncrl.engines.megatron.checkpoint.held import SaveLease
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.launch import expert_parallel_size
@@ -60,8 +62,9 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.pipeline.evaluation import Evaluates, Evaluator
 from asyncrl.pipeline.function_evaluation import FunctionEvaluator
+from asyncrl.pipeline.parts import Parts, RunPlan
 from asyncrl.pipeline.recovery import journal_of
-from asyncrl.pipeline.run import Parts, RunPlan, train
+from asyncrl.pipeline.run import train
 from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.pipeline.sampling.kv_limit import follow_kv
 from asyncrl.pipeline.sampling.retry import RetryingEngine
@@ -361,6 +364,7 @@ def _parts(
     training = sampler(
         sampling(checked.run.rollout, checked.end_tokens), checked.reward, checked.tokenizer, is_training=True
     )
+    checkpointer = None if lease is None else _checkpointer(checked, running, lease)
     return Parts(
         scheduler=_scheduler(checked, training, rewards, slots, serving, timeline, observers, quarantine),
         evaluator=_evaluator(checked, running, sampler, slots, serving, timeline),
@@ -371,7 +375,7 @@ def _parts(
         serving=serving,
         timeline=timeline,
         loop_lag=LoopLag(),
-        checkpointer=None if lease is None else _checkpointer(checked, running, lease),
+        checkpointer=checkpointer,
         hooks=hooks if pattern is None else SavedBatches(partial(file_of_step, pattern), hooks),
         source=source,
         gpu_sharing=running.gpu_sharing,
@@ -379,7 +383,13 @@ def _parts(
         num_serving=lambda: len(running.engine.urls),
         scorers=running.engine.scorers,
         num_slow=lambda: running.supervisor.num_slow,
+        life=None if checkpointer is None else _life(checked, running, checkpointer),
     )
+
+
+def _life(checked: Checked, running: Running, checkpointer: RayCheckpointer) -> RanksLife:
+    start = checked.start
+    return RanksLife(running.ranks, running.updater, checkpointer, origin=start.origin, first_step=start.step)
 
 
 def _engine(checked: Checked, running: Running, serving: ServingWeights) -> RetryingEngine:
@@ -486,4 +496,5 @@ def _plan(checked: Checked, run_dir: Path) -> RunPlan:
         save_during_training=run.checkpoint.async_save,
         max_failed_saves=run.failures.max_failed_saves,
         vocab_size=checked.model.shape.vocab_size,
+        max_trainer_restarts=max_trainer_restarts(run),
     )

@@ -21,6 +21,8 @@ from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS, GRADE_WHOLE_TEXTS
 
 ENGINE_RESTARTS = 3
 """The default of ``--max-engine-restarts``: covers occasional crashes, ends a run whose requests crash the engine."""
+TRAINER_RESTARTS = 3
+"""The default of ``--max-trainer-restarts``: covers crashes in a row, ends a run whose batch crashes its trainer."""
 
 UNRECORDED_BACKENDS = ("experimental_sgl_trtllm", "flashinfer_mxfp4", "flashinfer_trtllm", "triton_kernel")
 """Values of SGLang's ``--moe-runner-backend`` whose choice of experts never leaves the kernel (SGLang 0.5.16)."""
@@ -209,6 +211,29 @@ def max_engine_restarts(failures: FailureConfig, cluster: ClusterConfig) -> int:
     if failures.max_engine_restarts is not None:
         return failures.max_engine_restarts
     return 0 if cluster.colocate else ENGINE_RESTARTS
+
+
+def trainer_restart_obstacle(run: RunConfig) -> str | None:
+    """Return the reason why the run's trainer cannot be restarted within the run; None if it can."""
+    if run.cluster.colocate:
+        return "with colocate, the trainer's ranks cannot start while engines have their GPUs"
+    if run.checkpoint.save is None or not run.checkpoint.journal:
+        return "a restart needs the checkpoints and the journal of --save"
+    if run.hooks.source is not None:
+        return "a run with data-source-path has no journal, which a restart needs"
+    if not run.checkpoint.save_optim:
+        return "without save-optim, checkpoints lack the optimizer's state"
+    return None
+
+
+def max_trainer_restarts(run: RunConfig) -> int:
+    """The maximum number of restarts of the trainer between two completed steps.
+
+    The default is 0 where the trainer cannot be restarted.
+    """
+    if run.failures.max_trainer_restarts is not None:
+        return run.failures.max_trainer_restarts
+    return TRAINER_RESTARTS if trainer_restart_obstacle(run) is None else 0
 
 
 def run_dir(run: RunConfig, now: datetime) -> Path:

@@ -25,7 +25,7 @@ from asyncrl.config.areas.output import tracker_problems
 from asyncrl.config.areas.parallel import parallel_problems
 from asyncrl.config.areas.ranges import must
 from asyncrl.config.areas.rewards import BOXED, REMOTE, WITHOUT_LABEL, key_problem
-from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout
+from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout, trainer_restart_obstacle
 from asyncrl.config.eval_sets import eval_problems, missing_eval_files
 from asyncrl.config.learning_rate_problems import learning_rate_problems
 
@@ -59,6 +59,7 @@ def contradictions(run: RunConfig) -> list[str]:
     return [
         *_cluster(run.cluster),
         *_colocation(run),
+        *_trainer_restarts(run),
         *_layers(run),
         *must(
             run.hooks.source is None or not run.data.streaming_data,
@@ -82,6 +83,12 @@ def contradictions(run: RunConfig) -> list[str]:
         *_output(run.output, run.checkpoint),
         *tracker_problems(run.trackers),
     ]
+
+
+def _trainer_restarts(run: RunConfig) -> list[str]:
+    """One line if restarts of the trainer are wanted where there can be none."""
+    wanted, obstacle = run.failures.max_trainer_restarts, trainer_restart_obstacle(run)
+    return must(not wanted or obstacle is None, f"max-trainer-restarts {wanted}: {obstacle}; leave it out")
 
 
 def _without_trainer(run: RunConfig) -> list[str]:

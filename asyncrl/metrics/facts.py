@@ -154,3 +154,7 @@ class StepFacts:
     checkpoint_s: float | None = None
     """Seconds that training waited for the previous checkpoint to be written and the one after this step to be copied;
     None without a checkpoint."""
+    num_trainer_restarts: int | None = None
+    """Restarts of the trainer since the start; None if it is not restarted."""
+    without_trainer_s: float | None = None
+    """Seconds without a trainer since the start, from its loss to the end of each restart."""

@@ -84,6 +84,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "engines/slow", "engine", "drained and restarted because they were slow (--slow-engine-share), since the start"
     ),
+    Metric("trainer/restarts", "restart", "of the trainer within the run (--max-trainer-restarts), since the start"),
+    Metric("time/without_training_s", "s", "time since the start without a trainer, which died and was started again"),
     Metric("samples/in_flight", "sample", "slots in use, now"),
     Metric("samples/slots", "sample", "slots in total"),
     Metric("samples/limit", "sample", "slots that the engines' KV caches can serve, now"),

@@ -74,6 +74,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **(_update(facts.update) if facts.update else {}),
         **({} if facts.num_engines is None else {"engines/serving": facts.num_engines}),
         **({} if facts.num_slow_engines is None else {"engines/slow": facts.num_slow_engines}),
+        **_restarts(facts),
         **({} if facts.update_wait_s is None else {"time/update_wait_s": facts.update_wait_s}),
         **({} if facts.hooks_s is None else {"time/hooks_s": facts.hooks_s}),
         **({} if facts.checkpoint_s is None else {"time/checkpoint_s": facts.checkpoint_s}),
@@ -84,6 +85,12 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **{f"engine/{number}/logprob_diff": apart for number, apart in facts.engine_logprob_diffs.items()},
         **facts.mismatch,
     }
+
+
+def _restarts(facts: StepFacts) -> dict[str, float | int]:
+    if facts.num_trainer_restarts is None or facts.without_trainer_s is None:
+        return {}
+    return {"trainer/restarts": facts.num_trainer_restarts, "time/without_training_s": facts.without_trainer_s}
 
 
 def trained_lags(batch: Batch) -> Iterator[tuple[int, int]]:

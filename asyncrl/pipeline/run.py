@@ -13,6 +13,7 @@ unblocked by  the scheduler, the trainer, the engines; each wait has its own dea
 on cancel     the scheduler's and the evaluation's requests are aborted
 asked to end  a checkpoint of the steps so far is written instead of waiting for the next batch
 on crash      the training since the last checkpoint is repeated, with the same batches if there is a journal
+trainer lost  it starts again within the run (``pipeline/trainer_restarts``)
 
 With time-shared GPUs nothing else runs during training:
 
@@ -26,7 +27,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from asyncrl.errors import (
     AsyncRLError,
@@ -41,12 +41,8 @@ from asyncrl.errors import (
 from asyncrl.event_loop import Deadline, loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
-from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.mismatch import Mismatch, answers
-from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.checkpoints import Checkpoints
-from asyncrl.pipeline.early_end import EarlyEnd
-from asyncrl.pipeline.evaluation import Evaluates
 from asyncrl.pipeline.logprob_check import (
     EngineProbes,
     Probed,
@@ -54,13 +50,10 @@ from asyncrl.pipeline.logprob_check import (
     engine_logprobs,
     mean_difference,
 )
-from asyncrl.pipeline.sampling.retry import RetryingEngine
-from asyncrl.pipeline.sampling.sampler import ServingWeights
-from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.pipeline.parts import Parts, RunPlan
+from asyncrl.pipeline.restartable import restartable
 from asyncrl.pipeline.scheduling.run_state import RunState
-from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.pipeline.weight_updates import WeightUpdates
-from asyncrl.protocols import BatchPreparer, Checkpointer, GpuSharing, ResumableSource, Score, Trainer, WeightUpdater
 from asyncrl.types import Batch, EvalReport, TrainReport
 
 logger = logging.getLogger(__name__)
@@ -73,65 +66,6 @@ The step waits for scores at most this long, even if training ends earlier, so t
 
 EARLY_SAVE_S = 3600.0
 """Upper bound on the time for a checkpoint before an error ends the run: the trainer may be what hangs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """The length of the run and the intervals of its updates, evaluations and checkpoints."""
-
-    num_steps: int
-    update_weights_interval: int | None
-    """Steps between weight updates; None: the engines keep their weights."""
-    eval_interval: int | None
-    eval_before_train: bool
-    temperature: float
-    save_to: Path
-    abort_for_updates: bool = False
-    """Abort every request before an update and send it again with its tokens, instead of pausing it."""
-    first_step: int = 0
-    """Steps done by the run that this one resumes."""
-    save_interval: int | None = None
-    """Steps between checkpoints.  The last step is always followed by one."""
-    skip_nonfinite_steps: int = 0
-    """Batches in a row that are skipped if their loss or gradient is not finite."""
-    save_interval_s: float | None = None
-    """Seconds between checkpoints; one follows the step in which they have passed."""
-    save_during_training: bool = True
-    """Continue training while a checkpoint is written."""
-    max_failed_saves: int = 3
-    """Failed checkpoints in a row that end the run."""
-    vocab_size: int | None = None
-    """Ids that a token can have; None if unknown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts of a run.  ``scheduler`` and ``evaluator`` share ``slots`` and ``serving``."""
-
-    scheduler: Scheduler
-    evaluator: Evaluates | None
-    engine: RetryingEngine
-    trainer: Trainer
-    updater: WeightUpdater
-    slots: Slots
-    serving: ServingWeights
-    timeline: Timeline
-    loop_lag: LoopLag
-    checkpointer: Checkpointer | None = None
-    """None: no checkpoints are written."""
-    hooks: BatchPreparer | None = None
-    """User functions between a batch and the trainer."""
-    source: ResumableSource | None = None
-    """The user's data source; None if prompts are found again by epoch and row."""
-    gpu_sharing: GpuSharing | None = None
-    """None: trainer and engines have separate GPUs.  Otherwise the engines hold the GPUs when the run begins."""
-    early_end: EarlyEnd = field(default_factory=EarlyEnd)
-    num_serving: Callable[[], int] | None = None
-    """Returns the number of engines that get requests; None if unknown."""
-    scorers: Callable[[], Mapping[int, Score]] = dict
-    """Returns ``score`` of each engine that gets requests, by the engine's number; empty if unknown."""
-    num_slow: Callable[[], int] | None = None
-    """Returns how often an engine was drained because it was slow; None if unknown."""
 
 
 async def train(
@@ -148,6 +82,7 @@ async def train(
             run = _Run(parts, plan, stages, report)
             scheduling = stages.create_task(parts.scheduler.run(), name="scheduler")
             welcoming = stages.create_task(run.welcome_rejoined(), name="rejoined")
+            watching = stages.create_task(run.watch_trainer(), name="trainer")
             is_over = False
             for step in range(plan.first_step, plan.num_steps):
                 if is_over := not await run.step(step):
@@ -160,6 +95,7 @@ async def train(
             if not is_over:
                 on_last_save()
                 await run.save()
+            watching.cancel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +131,7 @@ class _Run:
     def __init__(
         self, parts: Parts, plan: RunPlan, stages: asyncio.TaskGroup, report: Callable[[StepFacts], None]
     ) -> None:
+        self._restarts, parts = restartable(parts, plan)
         self._parts = parts
         self._plan = plan
         self._stages = stages
@@ -284,6 +221,8 @@ class _Run:
             update_wait_s=update_wait_s,
             hooks_s=hooks_s,
             checkpoint_s=checkpoint_s,
+            num_trainer_restarts=None if self._restarts is None else self._restarts.num_restarts,
+            without_trainer_s=None if self._restarts is None else self._restarts.away_s,
         )
         self._reporting = self._stages.create_task(self._tell(facts), name=f"report-{step}")
         return True
@@ -314,6 +253,11 @@ class _Run:
     async def welcome_rejoined(self) -> None:
         """Publish the trainer's weights to restarted engines, until cancelled."""
         await self._weight_updates.welcome_rejoined()
+
+    async def watch_trainer(self) -> None:
+        """Restart the trainer when it dies, until cancelled; return at once if the run ends with it."""
+        if self._restarts is not None:
+            await self._restarts.watch()
 
     async def reported(self) -> None:
         """Wait until all steps so far are published and reported."""

@@ -28,7 +28,8 @@ from asyncrl.metrics.loop_lag import watch_loop
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import JsonlSink
 from asyncrl.metrics.timeline import TimelineFile
-from asyncrl.pipeline.run import Parts, train
+from asyncrl.pipeline.parts import Parts
+from asyncrl.pipeline.run import train
 from benchmarks.controller.meters import LAG_PERIOD_S, AllLags, GcPauses, percentiles_ms, shares, starved_s
 from benchmarks.controller.parts import parts_for, plan_for
 

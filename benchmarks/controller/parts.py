@@ -15,7 +15,7 @@ from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.run import Parts, RunPlan
+from asyncrl.pipeline.parts import Parts, RunPlan
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
@@ -128,6 +128,9 @@ class InstantUpdater:
     async def resnapshot(self) -> bool:
         """See ``WeightUpdater.resnapshot``."""
         return True
+
+    def trainer_restarted(self, address: str) -> None:
+        """See ``WeightUpdater.trainer_restarted``."""
 
     async def wait_for_rejoined(self) -> None:
         """See ``WeightUpdater.wait_for_rejoined``."""

@@ -109,6 +109,10 @@ class WatchedUpdater:
         """See ``WeightUpdater.resnapshot``; the trainer does not wait."""
         return await self._updater.resnapshot()
 
+    def trainer_restarted(self, address: str) -> None:
+        """See ``WeightUpdater.trainer_restarted``."""
+        self._updater.trainer_restarted(address)
+
     async def wait_for_rejoined(self) -> None:
         """See ``WeightUpdater.wait_for_rejoined``."""
         await self._updater.wait_for_rejoined()

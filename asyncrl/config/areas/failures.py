@@ -19,6 +19,11 @@ class FailureConfig:
         "continues with the other engines until one is an hour old. Default: 3, or 0 with --colocate, where every "
         "engine is needed.",
     ] = None
+    max_trainer_restarts: Annotated[
+        int | None,
+        "Maximum number of restarts of a dead or unresponsive trainer between two completed steps; a failed restart "
+        "counts. With 0, the run ends with it. Default: 3 with --save and a journal, else 0; 0 with --colocate.",
+    ] = None
     slow_engine_share: Annotated[
         float,
         "Share of the engines' median decoding speed below which an engine is drained and restarted. It needs three "
@@ -59,7 +64,7 @@ class FailureConfig:
 
     def __post_init__(self) -> None:
         refuse(
-            at_least(self, 0, "max_sample_retries", "max_engine_restarts")
+            at_least(self, 0, "max_sample_retries", "max_engine_restarts", "max_trainer_restarts")
             + at_least(self, 1, "max_failed_groups", "max_failed_saves", "max_filtered_groups")
             + above(self, 0, "request_timeout_s", "control_timeout_s", "reward_timeout_s", "train_timeout_s")
             + above(self, 0, "watchdog_timeout_s")

@@ -10,7 +10,8 @@ from typing import Literal
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline, Timeline
-from asyncrl.pipeline.run import Parts, RunPlan, train
+from asyncrl.pipeline.parts import Parts, RunPlan
+from asyncrl.pipeline.run import train
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots

@@ -67,6 +67,14 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
             "colocate with max-engine-restarts 2: an engine cannot start while the trainer has its GPUs",
         ),
         (
+            "--colocate --max-staleness 0 --max-trainer-restarts 2",
+            "max-trainer-restarts 2: with colocate, the trainer's ranks cannot start while engines have their GPUs",
+        ),
+        (
+            "--max-trainer-restarts 1",
+            "max-trainer-restarts 1: a restart needs the checkpoints and the journal of --sav",
+        ),
+        (
             "--colocate --max-staleness 0 --update-weights-during-training",
             "colocate with update-weights-during-training: engines take weights only while the trainer is paused",
         ),
@@ -213,6 +221,16 @@ def test_on_shared_gpus_engines_have_every_gpu_of_the_trainer_and_are_not_restar
     apart = load(tmp_path, *words.split(), "--rollout-num-gpus", "2")
     assert (apart.cluster.num_engines, derived.max_engine_restarts(apart.failures, apart.cluster)) == (1, 3)
     assert load(tmp_path).cluster.num_rollout_gpus == 1
+
+
+def test_a_trainer_is_restarted_only_from_checkpoints_and_a_journal(tmp_path: Path) -> None:
+    saved = ("--save", str(tmp_path / "saved"))
+    limits = {
+        flags: derived.max_trainer_restarts(load(tmp_path, *flags)) for flags in ((), saved, (*saved, "--no-journal"))
+    }
+    assert list(limits.values()) == [0, 3, 0]
+    assert derived.max_trainer_restarts(load(tmp_path, *saved, "--no-save-optim")) == 0
+    assert derived.max_trainer_restarts(load(tmp_path, *saved, "--max-trainer-restarts", "7")) == 7
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:

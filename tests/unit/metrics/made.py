@@ -189,6 +189,8 @@ def facts(
         loop_lag_ms=1.5,
         num_engines=2,
         num_slow_engines=1,
+        num_trainer_restarts=1,
+        without_trainer_s=12.5,
         logprob_diff=logprob_diff,
         update_wait_s=None if update is None else 0.25,
         surprise_ratio=0.25,

@@ -14,6 +14,7 @@ from asyncrl.engines.fake import (
     FakePrompts,
     FakeTokenizer,
     FakeTrainer,
+    FakeTrainerLife,
     FakeUpdater,
 )
 from asyncrl.errors import EngineError, plainly
@@ -23,8 +24,9 @@ from asyncrl.metrics.timeline import NoTimeline, Timeline
 from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.pipeline.evaluation import Evaluates, Evaluator, HeldOutSet
 from asyncrl.pipeline.function_evaluation import FunctionEvaluator
+from asyncrl.pipeline.parts import Parts, RunPlan
 from asyncrl.pipeline.recovery import Recovery
-from asyncrl.pipeline.run import Parts, RunPlan, train
+from asyncrl.pipeline.run import train
 from asyncrl.pipeline.sampling.episode_load import EpisodeLoad
 from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.pipeline.sampling.retry import RetryingEngine
@@ -140,6 +142,10 @@ class World:
     ends_early_s: float | None = None
     """Seconds after which the run is asked to end early."""
     checkpoints: FakeCheckpoints | None = None
+    max_trainer_restarts: int | None = None
+    """Restarts of the trainer between two steps; None: the trainer has no life."""
+    failed_restarts: int = 0
+    """The first restarts, which fail."""
     max_failed_saves: int = 3
     timeline: Timeline = field(default_factory=NoTimeline)
     before: RunState | None = None
@@ -196,6 +202,12 @@ class World:
         self.trainer: FakeTrainer = self.make_trainer(self.train_seconds, self.spoils)
         self.updater = self.make_updater()
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
+        self.life: FakeTrainerLife | None = None
+        if self.max_trainer_restarts is not None:
+            first = self.before.step if self.before else 0
+            self.life = FakeTrainerLife(
+                self.trainer, self.updater, self.checkpoints, first_step=first, failures=self.failed_restarts
+            )
         self.updater.interruptions = self.interrupted_updates
         self.updater.keeps_copies = self.keeps_copies
         self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0, self.prompt_seconds)
@@ -213,6 +225,7 @@ class World:
             max_failed_saves=self.max_failed_saves,
             skip_nonfinite_steps=self.skips,
             save_interval_s=self.save_interval_s,
+            max_trainer_restarts=self.max_trainer_restarts or 0,
         )
         if self.ends_early_s is not None:
             asyncio.get_running_loop().call_later(self.ends_early_s, self.early_end.ask, "SIGTERM", 10.0)
@@ -332,6 +345,7 @@ class World:
             source=self.source,
             early_end=self.early_end,
             scorers=self.scorers,
+            life=self.life,
         )
 
     def _evaluator(
