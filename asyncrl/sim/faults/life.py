@@ -75,6 +75,8 @@ class Life:
         self._rows = dict[tuple[int, str], FailedRow]()
         self._ends = list[str]()
         self._disk_countdown: int | None = None
+        self._trainer_deaths = set[int]()
+        """Numbers of the deaths of the trainer that have happened."""
         self._history = History()
         self._rng = random.Random(setting.disk_seed)
         self.num_recovered = 0
@@ -249,6 +251,7 @@ class Life:
             "kill_on_disk": self._kill_on_disk,
             "die": self._die,
             "router_dies": self._end_router,
+            "trainer_dies": self._end_trainer,
             "sigterm": self._end_early,
             "clock_jump": self._jump_clock,
             "blocked_loop": self._block,
@@ -276,6 +279,13 @@ class Life:
         if process.router.is_up:
             self._weather.count(fault)
             process.router.die()
+
+    def _end_trainer(self, fault: Fault, process: Process) -> None:
+        trainer = process.trainer
+        if trainer is not None and not trainer.died.is_set() and fault.number not in self._trainer_deaths:
+            self._trainer_deaths.add(fault.number)  # a process that ends at once would meet it again
+            self._weather.count(fault)
+            trainer.die()
 
     def _end_early(self, fault: Fault, process: Process) -> None:
         if process.early_end.ask("SIGTERM", 10.0):

@@ -20,6 +20,7 @@ from asyncrl.pipeline.sampling.slots import _Held
 from asyncrl.pipeline.scheduling.ledger import Ledger
 from asyncrl.pipeline.scheduling.recorder import Recorder
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
+from asyncrl.pipeline.trainer_restarts import TrainerRestarts
 from asyncrl.sim.faults.hunt import Findings, hunt
 from asyncrl.sim.faults.world import trainer
 from asyncrl.types import Span
@@ -212,6 +213,19 @@ def _snapshot_without_buffer() -> AbstractContextManager[None]:
     return patched(Recorder, "snapshot", make)
 
 
+def _forgotten_batch() -> AbstractContextManager[None]:
+    """A restarted trainer lacks the last step that was trained."""
+
+    def make(train_again: Any) -> Any:
+        async def forget_the_last(self: Any, recorded: Any, step: int) -> None:
+            if step < self.steps_done - 1:
+                await train_again(self, recorded, step)
+
+        return forget_the_last
+
+    return patched(TrainerRestarts, "_train_again", make)
+
+
 PLANTED: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "lost wake-up of admission": _lost_wake_up,
     "prompt settled twice": _double_settle,
@@ -227,6 +241,7 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "order of batches forgotten": _forgotten_order,
     "finished group forgotten": _forgotten_group,
     "buffered group saved as in flight": _snapshot_without_buffer,
+    "last batch forgotten by a restarted trainer": _forgotten_batch,
 }
 """The planted errors by name."""
 

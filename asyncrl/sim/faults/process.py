@@ -16,8 +16,8 @@ from asyncrl.engines.megatron.checkpoint.lease import Claim
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
-from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
-from asyncrl.engines.weight_sync.disk import DiskUpdater
+from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, WeightSender
+from asyncrl.engines.weight_sync.disk import DiskUpdater, WeightWriter
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import EngineError, ServerFailed, UpdateInterrupted, plainly
 from asyncrl.event_loop import loop_time
@@ -25,8 +25,9 @@ from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
 from asyncrl.pipeline.early_end import EarlyEnd
+from asyncrl.pipeline.parts import Parts, RunPlan
 from asyncrl.pipeline.recovery import journal_of
-from asyncrl.pipeline.run import Parts, RunPlan, train
+from asyncrl.pipeline.run import train
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
@@ -35,13 +36,14 @@ from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
 from asyncrl.pipeline.scheduling.quarantine import Quarantine
 from asyncrl.pipeline.scheduling.run_state import Restored
-from asyncrl.protocols import WeightUpdater
+from asyncrl.protocols import Trainer, WeightUpdater
 from asyncrl.sim.faults.history import Expected
 from asyncrl.sim.faults.journal import SimJournal, SlowDisk
 from asyncrl.sim.faults.loop import SIMULATED
 from asyncrl.sim.faults.watched import WatchedEngine, WatchedPool, WatchedScheduler, WatchedUpdater
 from asyncrl.sim.faults.world.collective import Collectives
 from asyncrl.sim.faults.world.engine import SimEngine
+from asyncrl.sim.faults.world.mortal import MortalTrainer, SimLife
 from asyncrl.sim.faults.world.network import Network
 from asyncrl.sim.faults.world.plan import Setting, Weather
 from asyncrl.sim.faults.world.router import RouterProcess, SimRouter, started_router
@@ -104,6 +106,7 @@ class Process:
         ]
         self.router = SimRouter(self.network)
         self.is_done = False
+        self.trainer: MortalTrainer | None = None
 
     async def main(self) -> None:
         """Run until the last step, an early end, or an error."""
@@ -130,7 +133,9 @@ class Process:
             request_timeout_s=REQUEST_S,
             interrupt_timeout_s=10.0,
         )
-        self.trainer = SimTrainer(self.setting, self.weather, self.collectives, self.witness, first.step)
+        self.trainer = MortalTrainer(
+            lambda step: SimTrainer(self.setting, self.weather, self.collectives, self.witness, step), first.step
+        )
         controls = [EngineControl(http, url, timeout_s=CONTROL_S) for url in urls]
         membership = EngineMembership(controls)
         updater = WatchedUpdater(await self._updater(membership), self.witness, self._serving_engines)
@@ -186,7 +191,7 @@ class Process:
         if self.setting.by_disk:
             updater = DiskUpdater(
                 membership,
-                self.trainer,
+                cast(WeightWriter, self.trainer),
                 folder=self.weights_folder,
                 timeout_s=CONTROL_S,
                 pause_mode=cast(Any, pause_mode),
@@ -195,7 +200,7 @@ class Process:
         else:
             updater = BroadcastUpdater(
                 membership,
-                self.trainer,
+                cast(WeightSender, self.trainer),
                 master_address="10.0.1.1",
                 find_port=_a_port,
                 backend="nccl",
@@ -227,21 +232,24 @@ class Process:
         )
         if self.before is not None:
             engine.retries, engine.aborts = self.before.state.retries, self.before.state.aborts
+        assert self.trainer is not None, "the trainer is made before the parts"
         timeline = NoTimeline()
+        checkpointer = RayCheckpointer(
+            cast(RayTrainer, self.trainer), self.claim, with_optimizer=True, about={}, keep=2, spared=self.origin
+        )
         self.scheduler = self._scheduler(engine, timeline)
         return Parts(
             scheduler=self.scheduler,
             evaluator=None,
             engine=engine,
-            trainer=self.trainer,
+            trainer=cast(Trainer, self.trainer),
             updater=updater,
             slots=self.slots,
             serving=self.serving,
             timeline=timeline,
             loop_lag=LoopLag(),
-            checkpointer=RayCheckpointer(
-                cast(RayTrainer, self.trainer), self.claim, with_optimizer=True, about={}, keep=2, spared=self.origin
-            ),
+            checkpointer=checkpointer,
+            life=None if self.disk is None else SimLife(self.trainer, updater, checkpointer, self._first_step),
             early_end=self.early_end,
             num_serving=lambda: len(self.pool.urls),
             scorers=self.pool.scorers,
@@ -312,12 +320,17 @@ class Process:
             temperature=setting.temperature,
             save_to=Path("model"),
             abort_for_updates=setting.mode == "abort",
-            first_step=self.before.state.step if self.before else 0,
+            first_step=self._first_step,
+            max_trainer_restarts=3,
             save_interval=setting.save_interval,
             skip_nonfinite_steps=1,
             save_during_training=setting.saves_in_background,
             vocab_size=STOP + 1,
         )
+
+    @property
+    def _first_step(self) -> int:
+        return self.before.state.step if self.before else 0
 
     def _report(self, facts: StepFacts) -> None:
         self.facts.append(facts)

@@ -83,6 +83,10 @@ class WatchedUpdater:
                 raise Violation("engines serve what was published", f"{weights}: {found}")
         return report
 
+    def trainer_restarted(self, address: str) -> None:
+        """See ``WeightUpdater.trainer_restarted``."""
+        self._updater.trainer_restarted(address)
+
     async def wait_for_rejoined(self) -> None:
         """See ``WeightUpdater.wait_for_rejoined``."""
         await self._updater.wait_for_rejoined()

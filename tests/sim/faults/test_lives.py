@@ -17,7 +17,7 @@ from asyncrl.sim.faults.planted import PLANTED, found_by
 from asyncrl.sim.faults.shrink import history, shrunk
 from asyncrl.sim.faults.world.plan import KINDS, drawn
 
-FIXED = (*range(40), 203, 210, 535)
+FIXED = (*range(40), 203, 210, 265, 535)
 """Seeds that every test run lives; some found an error once."""
 FRESH_S = float(os.environ.get("ASYNCRL_FAULTS_S", "20"))
 """Seconds of lives: about 500 of them on one busy core."""
@@ -32,12 +32,13 @@ FOUND_BY = {
     "slot kept after an abort": 14,
     "prompt lost at a resume": 0,
     "wasted tokens forgotten": 535,
-    "synced after a failed update": 210,
+    "synced after a failed update": 265,
     "checkpoint named too early": 14,
     "trained before it is durable": 0,
     "order of batches forgotten": 32,
     "finished group forgotten": 7,
     "buffered group saved as in flight": 7,
+    "last batch forgotten by a restarted trainer": 35,
 }
 """For each planted error a seed whose life finds it."""
 ORACLES = {
@@ -55,6 +56,7 @@ ORACLES = {
     "order of batches forgotten": {"steps in order"},
     "finished group forgotten": {"ledger"},
     "buffered group saved as in flight": {"recovered accounts", "the journal can be read"},
+    "last batch forgotten by a restarted trainer": {"resumed state is the saved state"},
 }
 
 

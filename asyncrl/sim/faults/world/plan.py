@@ -28,6 +28,7 @@ USER_PERIODS = ("reward_outage",)
 TRAINER_MOMENTS = ("step_fails", "step_not_finite", "disk_full", "torn_file", "checkpoint_fails")
 JOURNAL_MOMENTS = ("journal_full", "journal_fails", "journal_stalls")
 PROCESS = ("kill", "kill_on_disk", "sigterm", "clock_jump", "blocked_loop")
+DEATH_OF_TRAINER = "trainer_dies"
 _ANYWHERE = (
     *PATH_MOMENTS,
     *PATH_PERIODS,
@@ -41,7 +42,7 @@ _ANYWHERE = (
     *PROCESS,
 )
 """Kinds that happen with and without a journal."""
-KINDS = (*_ANYWHERE, *JOURNAL_MOMENTS)
+KINDS = (*_ANYWHERE, DEATH_OF_TRAINER, *JOURNAL_MOMENTS)
 PERIODS = frozenset((*PATH_PERIODS, *ENGINE_PERIODS, *USER_PERIODS))
 _OFTEN = ("kill", "kill", "die", "die", "cut", "reset_command")
 """Kinds that are drawn more often, because they lead to the most code."""
@@ -130,6 +131,7 @@ def drawn(seed: int) -> tuple[Setting, tuple[Fault, ...]]:
     setting, faults = _setting(rng, of_journal), _faults(rng)
     if setting.has_journal:
         faults = (*faults, *_faults_of_journal(of_journal, len(faults)))
+    faults = (*faults, *_deaths_of_trainer(random.Random(f"trainer of {seed}"), len(faults)))
     return setting, faults
 
 
@@ -210,6 +212,15 @@ def _faults_of_journal(rng: random.Random, first: int) -> tuple[Fault, ...]:
             amount=round(rng.random(), 3),
         )
         for number, kind in enumerate(kinds, first)
+    )
+
+
+def _deaths_of_trainer(rng: random.Random, first: int) -> tuple[Fault, ...]:
+    """Draw deaths of the trainer for every third life."""
+    window = rng.choice((1.0, 4.0, 10.0))
+    return tuple(
+        Fault(number=number, kind=DEATH_OF_TRAINER, at=round(rng.random() * window, 3), where=0, amount=0.0)
+        for number in range(first, first + rng.choice((0, 0, 0, 0, 1, 2)))
     )
 
 

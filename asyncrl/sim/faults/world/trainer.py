@@ -19,6 +19,7 @@ from asyncrl.event_loop import Deadline
 from asyncrl.models.shape import ModelShape
 from asyncrl.sim.faults.world.collective import TRAINER, Collectives
 from asyncrl.sim.faults.world.plan import Setting, Weather
+from asyncrl.sim.faults.world.violation import Violation
 from asyncrl.sim.faults.world.witness import Witness
 from asyncrl.types import Batch, TrainReport
 
@@ -48,6 +49,18 @@ class SimTrainer:
         self._group = ""
         self._snapshot: int | None = None
         self._writing: asyncio.Future[None] | None = None
+        self._is_dead = False
+        self._pass_skipped()
+
+    def die(self) -> None:
+        """End: nothing more is written, and engines that wait for this trainer's weights notice it."""
+        self._is_dead = True
+        self._collectives.abandon(self._group)
+
+    def _pass_skipped(self) -> None:
+        """Count the steps that changed no weights, which are not trained again."""
+        while self.step in self._witness.skipped_steps:
+            self.step += 1
 
     # ---- Trainer
 
@@ -56,11 +69,18 @@ class SimTrainer:
         await asyncio.sleep(self._setting.train_s)
         if self._weather.take("step_fails"):
             raise TrainerFailed("trainer rank 0: simulated")
-        self.step = batch.step + 1
-        if self._weather.take("step_not_finite"):
+        if batch.step != self.step:
+            raise Violation("steps in order", f"step {batch.step} is trained on weights after {self.step} steps")
+        is_again = self._witness.is_done(batch.step)
+        self.step += 1
+        if not is_again and self._weather.take("step_not_finite"):
             self._witness.skipped(batch)
             raise NonFiniteLoss(f"policy: loss nan in step {batch.step}")
-        self._witness.trained(batch)
+        if is_again:
+            self._witness.trained_again(batch)
+        else:
+            self._witness.trained(batch)
+        self._pass_skipped()
         return TrainReport(
             loss=0.0,
             grad_norm=1.0,
@@ -192,6 +212,8 @@ class SimTrainer:
 
     def _write(self, target: Target, notes: bytes, step: int, done: asyncio.Future[None]) -> None:
         """Write the files of a checkpoint, as the thread of a rank does, and commit it."""
+        if self._is_dead:
+            return
         try:
             self._write_files(target, notes, step)
         except LeaseLost as error:

@@ -86,6 +86,10 @@ class Witness:
         self._again = again or {}
         self._kept = kept
         self._next_step = before.state.step if before else 0
+        self._trained = dict[int, Batch]()
+        """The batches that this process has trained, by step."""
+        self.skipped_steps = set[int]()
+        """The steps of this process that changed no weights."""
         self._note = note
         self.settled = before.settled.copy() if before else Settled()
         self.num_delivered = before.num_delivered if before else 0
@@ -141,12 +145,26 @@ class Witness:
     def trained(self, batch: Batch) -> None:
         """Check a batch that the trainer has trained."""
         self._check_batch(batch)
+        self._trained[batch.step] = batch
         for group in batch.groups:
             self.settled.add(which(group.prompt), f"trained in step {batch.step}")
+
+    def is_done(self, step: int) -> bool:
+        """Return whether this process has trained or skipped the step before."""
+        return step < self._next_step
+
+    def trained_again(self, batch: Batch) -> None:
+        """Check a batch that a restarted trainer has trained again.  Raises Violation."""
+        before = self._trained.get(batch.step)
+        if before is None or content(batch) != content(before):
+            found = f"step {batch.step} has {content(batch)}, and had {before and content(before)}"
+            raise Violation("the same batch again", f"after a restart of the trainer, {found}")
+        self._note(f"train step {batch.step} again")
 
     def skipped(self, batch: Batch) -> None:
         """Note a batch that changed no weights: its groups have failed."""
         self._check_batch(batch)
+        self.skipped_steps.add(batch.step)
         for group in batch.groups:
             self.settled.add(which(group.prompt), f"skipped in step {batch.step}")
 
