@@ -20,7 +20,7 @@ VICTIMS = {
     "gcs": "gcs/gcs_server",
 }
 """Part of the command line of each process that is killed or stopped."""
-RESTARTED = ("router", "actor", "front", "scheduler")
+RESTARTED = ("router", "actor", "front", "scheduler", "rank")
 """The processes that a run restarts while it continues; see docs/running.md."""
 DISKS = ("run-dir", "save", "transport")
 REWARDS = ("hung", "slow", "away")

@@ -38,7 +38,7 @@ def after_ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.fixture(scope="module")
 def after_deaths(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The same run again: its server dies and is restarted, then its trainer dies, which ends the run."""
-    launched = begun(tmp_path_factory.mktemp("lost"))
+    launched = begun(tmp_path_factory.mktemp("lost"), "--max-trainer-restarts", "0")
     server = members(launched, "sglang.launch_server")[0]
     assert server.nice() == psutil.Process().nice()  # Ray's default of 15 starves a run on a busy machine
     server.kill()
