@@ -733,4 +733,4 @@ def test_a_restarted_trainer_forms_another_group_and_has_no_snapshot_to_send_aga
         assert await updater.resnapshot()
 
     run_virtually(run())
-    assert names == [("x", "asyncrl-0"), ("y", "asyncrl-0-2")]
+    assert names == [("x", "asyncrl-0"), ("y", "asyncrl-1")]
