@@ -150,7 +150,7 @@ class TrainerRestarts:
         """Start the trainer, in several attempts if one fails; return the number of steps trained again."""
         while True:
             if self._attempts >= self._most:
-                text = f"{why}; {self._attempts} restarts since the last completed step (max-trainer-restarts)"
+                text = f"{why}; restarts since the last completed step: {self._attempts} (max-trainer-restarts)"
                 raise TrainerFailed(text)
             self._attempts += 1
             text = "the trainer is lost, and starts again from its checkpoint (attempt %d, max-trainer-restarts %d): %s"

@@ -74,7 +74,7 @@ class TrainerRanks:
             await self.trainer.load(origin, timeout_s=timeout_s)
 
     async def address(self) -> tuple[str, int]:
-        """Return the host of rank 0 and a free port there; possible while it trains."""
+        """Return the host of rank 0 and a free port there; possible while it trains.  Raises ServerFailed."""
         return await self._addresses.rank(self._actors[0])
 
     async def restart(self, origin: Origin | None) -> None:

@@ -172,7 +172,7 @@ def test_a_long_restart_is_no_standstill() -> None:
 
 
 def test_more_failed_restarts_than_allowed_end_the_run() -> None:
-    with pytest.raises(TrainerFailed, match=r"3 restarts since the last completed step \(max-trainer-restarts\)"):
+    with pytest.raises(TrainerFailed, match=r"restarts since the last completed step: 3 \(max-trainer-restarts\)"):
         world(2.5, failed_restarts=3).run()
 
 
