@@ -169,6 +169,21 @@ def test_the_line_names_the_process_of_ray_that_ended_first() -> None:
         assert end([reaper])
 
 
+LEFT_BY_ITS_MAIN_THREAD = (
+    "import ctypes, threading; "
+    "last = lambda: (time.sleep(0.3), child.kill(), child.wait(), time.sleep(0.5), os._exit(1)); "
+    "threading.Thread(target=last).start(); ctypes.CDLL(None).pthread_exit(None)\n"
+)
+"""Code that does as a killed program whose last thread waits for a disk: what it takes along ends before it."""
+
+
+def test_what_a_program_takes_along_is_not_its_cause_however_long_its_last_thread_takes() -> None:
+    with driver() as (program, (_, _, _, _, reaper)):
+        _, errors = program.communicate(LEFT_BY_ITS_MAIN_THREAD, timeout=20.0)
+        assert errors.startswith(f"error: the program (process {program.pid}) ended without its clean-up")
+        assert end([reaper])
+
+
 def test_a_reaper_that_does_not_start_is_a_named_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hangs.py").write_text("import time; time.sleep(100)")
     monkeypatch.setattr(reaper_process, "PROGRAM", str(tmp_path / "hangs.py"))

@@ -37,7 +37,7 @@ FOUND_BY = {
     "trained before it is durable": 0,
     "order of batches forgotten": 32,
     "finished group forgotten": 7,
-    "buffered group saved as in flight": 7,
+    "buffered group saved as in flight": 15,
     "last batch forgotten by a restarted trainer": 35,
 }
 """For each planted error a seed whose life finds it."""

@@ -41,8 +41,8 @@ LOOK_EVERY_MS = 500
 BEFORE_S = 0.05
 """Seconds by which a part must end before the driver to be its cause.
 
-A killed driver takes its parts along: the kernel kills them when the driver's main thread ends, some milliseconds
-before its last thread does.
+A killed driver takes its parts along: the kernel kills them when the driver's main thread ends.  Its last thread ends
+some milliseconds later, or longer if it waits for a disk.
 """
 SPARED = (b"asyncrl.metrics.trackers", b"multiprocessing.resource_tracker")
 """Parts of command lines of processes that end by themselves: trackers still send rows, Python's resource tracker frees
@@ -106,8 +106,10 @@ class _Watch:
                 if any(self._is_over(line.decode()) for line in lines):
                     return True
             for number in ready & self._parts.keys():
-                self._ended.append((time.monotonic(), self._parts.pop(number)))
+                part = self._parts.pop(number)
                 self._waiting.unregister(number)
+                if _start(self._driver) is not None:  # or its main thread has ended, and took the part along
+                    self._ended.append((time.monotonic(), part))
 
     def why(self, has_left: bool) -> str | None:
         """Return a line on the end of the driver, which ``has_left`` processes; None if there is nothing to say."""
