@@ -39,6 +39,7 @@ LAST = (
     "tests/integration/test_notebook.py",
     "tests/integration/test_kept_sets.py",
     "tests/integration/test_guides.py",
+    "tests/integration/test_trainer_restarts.py",
     "tests/integration/test_evaluations.py",
     "tests/integration/test_episode_clients.py",
     "tests/integration/test_episodes.py",

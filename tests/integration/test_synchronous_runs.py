@@ -17,8 +17,8 @@ STEPS_AFTER = 2
 """Steps after the death of an engine."""
 SAVED_STEPS = 3
 """The step of the checkpoint that the runs leave."""
-LAST = 6
-"""The last step of the resumed run; the other runs end by Ctrl-C before they save a checkpoint of it."""
+LAST = 8
+"""Steps of the resumed run.  In the run whose trainer dies, it comes back before the last ones."""
 SAME = ("train/loss", "train/grad_norm", "train/lr", "reward/mean", "response/tokens_mean")
 COUNTS = ("tokens/trained", "groups/trained", "groups/stale")
 HOLDERS = ["trainer", "update", "engines"]
@@ -37,13 +37,23 @@ def after_ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.fixture(scope="module")
 def after_deaths(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The same run again: its server dies and is restarted, then its trainer dies, which ends the run."""
-    launched = begun(tmp_path_factory.mktemp("lost"), "--max-trainer-restarts", "0")
+    """The same run again: its server dies, its trainer dies, and both come back; a trainer that stays dead ends it."""
+    launched = begun(tmp_path_factory.mktemp("lost"), "--max-trainer-restarts", "1")
     server = members(launched, "sglang.launch_server")[0]
     assert server.nice() == psutil.Process().nice()  # Ray's default of 15 starves a run on a busy machine
     server.kill()
     launched.wait_for_steps(REPEATED_STEPS + STEPS_AFTER, START_S)
+    engines = {each.pid for each in members(launched, "sglang::")}
     members(launched, "ray::RankActor")[0].kill()
+    launched.wait_for_output("trainer restarted: ", START_S)
+    launched.wait_for_steps(LAST, START_S)
+    with launched.killed_by_a_failure():
+        assert {each.pid for each in members(launched, "sglang::")} >= engines, "an engine was restarted"
+        lost = members(launched, "ray::RankActor")[0]
+        lost.kill()
+    launched.wait_until(lambda: any(each != lost for each in members(launched, "ray::RankActor")), "a rank", START_S)
+    for rank in members(launched, "ray::RankActor"):
+        rank.kill()
     return launched.finish(60.0)
 
 
@@ -89,9 +99,10 @@ def test_weights_written_for_updates_are_removed_and_nothing_else(after_ctrl_c: 
     assert {path.name for path in after_ctrl_c.run_dir.parent.iterdir()} == {"run", "run.output", "saved"}
 
 
-def test_a_dead_trainer_ends_the_run_with_one_line_that_names_it(after_deaths: Outcome) -> None:
+def test_a_trainer_that_dies_while_it_starts_again_ends_the_run_with_one_line(after_deaths: Outcome) -> None:
     assert after_deaths.code == 1, after_deaths.output
-    assert "error: TrainerFailed: trainer rank 0" in after_deaths.output
+    assert "error: TrainerFailed: " in after_deaths.output
+    assert "restarts since the last completed step: 1 (max-trainer-restarts)" in after_deaths.output
     assert "Traceback" not in after_deaths.output
     assert "Traceback" in (after_deaths.run_dir / "run.log").read_text()
     assert after_deaths.left == ()
@@ -107,9 +118,19 @@ def test_a_dead_engine_is_restarted_and_no_token_is_lost(after_deaths: Outcome) 
     assert {row["lag/max"] for row in rows} == {0}
     assert all(row["tokens/failed"] == row["groups/failed"] == row["groups/stale"] == 0 for row in rows)
     assert rows[-1]["retries"] > rows[REPEATED_STEPS - 1]["retries"]
-    for row in rows[REPEATED_STEPS:]:
+    for row in rows[REPEATED_STEPS:LAST]:
         assert row["train/logprob_diff"] < 1e-4
         assert row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in FATES)
+
+
+def test_a_dead_trainer_comes_back_and_nothing_is_generated_again(after_deaths: Outcome) -> None:
+    """Its steps are those of a run without a death: see the resumed run."""
+    last = after_deaths.rows[LAST - 1]
+    assert last["trainer/restarts"] == 1
+    assert last["time/without_training_s"] > 0.0
+    assert last["tokens/lost"] == last["tokens/stale"] == 0
+    versions = [row["version"] for row in after_deaths.rows]
+    assert versions == sorted(set(versions))
 
 
 def test_a_repeated_run_gets_the_same_rewards(after_ctrl_c: Outcome, after_deaths: Outcome) -> None:
@@ -166,8 +187,8 @@ def test_trainer_update_and_engines_hold_the_shared_gpus_in_order(resumed: Outco
 
 def test_a_run_on_shared_gpus_saves_and_evaluates_at_its_intervals(resumed: Outcome) -> None:
     saved = sorted(path.name for path in (resumed.run_dir.parent / "saved").glob("iter_*"))
-    assert saved == ["iter_0000004", "iter_0000006"]
-    assert [row["eval/step"] for row in resumed.rows if "eval/step" in row] == [4, 6]
+    assert saved == ["iter_0000004", "iter_0000006", "iter_0000008"]
+    assert [row["eval/step"] for row in resumed.rows if "eval/step" in row] == [4, 6, 8]
 
 
 def test_shared_gpus_with_staleness_are_refused_before_anything_starts(tmp_path: Path) -> None:
