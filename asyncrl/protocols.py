@@ -133,8 +133,8 @@ class Trainer(Protocol):
         """Write the trainer's weights to ``path`` in Hugging Face format.  Raises TrainerFailed."""
 
 
-class TrainerLife(Protocol):
-    """The life of a trainer's ranks, which end and start together."""
+class TrainerProcesses(Protocol):
+    """The processes of a trainer's ranks, which end and start together."""
 
     async def wait_until_lost(self) -> str:
         """Return the reason once a rank has died or does not answer."""

@@ -48,7 +48,7 @@ from asyncrl.engines.cluster.deployment import Running, deployed, pick_device
 from asyncrl.engines.cluster.ray_health import RayHealth
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.cluster.settings import Deployment, routes_shape
-from asyncrl.engines.cluster.trainer_ranks import RanksLife
+from asyncrl.engines.cluster.trainer_ranks import RankProcesses
 from asyncrl.engines.megatron.checkpoint.held import SaveLease
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.launch import expert_parallel_size
@@ -383,13 +383,13 @@ def _parts(
         num_serving=lambda: len(running.engine.urls),
         scorers=running.engine.scorers,
         num_slow=lambda: running.supervisor.num_slow,
-        life=None if checkpointer is None else _life(checked, running, checkpointer),
+        trainer_processes=None if checkpointer is None else _trainer_processes(checked, running, checkpointer),
     )
 
 
-def _life(checked: Checked, running: Running, checkpointer: RayCheckpointer) -> RanksLife:
+def _trainer_processes(checked: Checked, running: Running, checkpointer: RayCheckpointer) -> RankProcesses:
     start = checked.start
-    return RanksLife(running.ranks, running.updater, checkpointer, origin=start.origin, first_step=start.step)
+    return RankProcesses(running.ranks, running.updater, checkpointer, origin=start.origin, first_step=start.step)
 
 
 def _engine(checked: Checked, running: Running, serving: ServingWeights) -> RetryingEngine:

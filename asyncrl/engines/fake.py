@@ -330,8 +330,8 @@ class FakeTrainer:
         self.saved.append(path)
 
 
-class FakeTrainerLife:
-    """A ``TrainerLife`` of a FakeTrainer, whose restart takes ``seconds``, and the first ``failures`` of them fail."""
+class FakeTrainerProcesses:
+    """Processes of a FakeTrainer.  Their restart takes ``seconds``, and the first ``failures`` restarts fail."""
 
     def __init__(
         self,
@@ -356,17 +356,17 @@ class FakeTrainerLife:
             checkpoints.died = trainer.died
 
     async def wait_until_lost(self) -> str:
-        """See ``TrainerLife.wait_until_lost``."""
+        """See ``TrainerProcesses.wait_until_lost``."""
         await self._trainer.died.wait()
         return "trainer rank 0 died"
 
     async def find_lost(self) -> str | None:
-        """See ``TrainerLife.find_lost``."""
+        """See ``TrainerProcesses.find_lost``."""
         await asyncio.sleep(0.01)
         return "trainer rank 0 died" if self._trainer.died.is_set() else None
 
     async def restart(self) -> int:
-        """See ``TrainerLife.restart``."""
+        """See ``TrainerProcesses.restart``."""
         self._trainer.died.set()
         if self._checkpoints is not None:
             self._checkpoints.lose()

@@ -19,7 +19,7 @@ from asyncrl.protocols import (
     ResumableSource,
     Score,
     Trainer,
-    TrainerLife,
+    TrainerProcesses,
     WeightUpdater,
 )
 
@@ -83,5 +83,5 @@ class Parts:
     """Returns ``score`` of each engine that gets requests, by the engine's number; empty if unknown."""
     num_slow: Callable[[], int] | None = None
     """Returns how often an engine was drained because it was slow; None if unknown."""
-    life: TrainerLife | None = None
-    """The life of the trainer's ranks; None if the run ends with them."""
+    trainer_processes: TrainerProcesses | None = None
+    """The processes of the trainer's ranks; None if the run ends with them."""

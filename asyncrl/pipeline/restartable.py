@@ -19,10 +19,10 @@ from asyncrl.types import Batch, TrainReport, UpdateReport, Weights
 
 def restartable(parts: Parts, plan: RunPlan) -> tuple[TrainerRestarts | None, Parts]:
     """Return the restarts of the trainer, and the parts that call it through them; None if it is not restarted."""
-    if parts.life is None or plan.max_trainer_restarts == 0:
+    if parts.trainer_processes is None or plan.max_trainer_restarts == 0:
         return None, parts
     restarts = TrainerRestarts(
-        parts.life,
+        parts.trainer_processes,
         parts.trainer,
         parts.scheduler,
         parts.hooks,

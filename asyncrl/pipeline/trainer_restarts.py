@@ -30,7 +30,7 @@ from asyncrl.errors import (
 from asyncrl.event_loop import Deadline, loop_time
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
-from asyncrl.protocols import BatchPreparer, Trainer, TrainerLife
+from asyncrl.protocols import BatchPreparer, Trainer, TrainerProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class TrainerRestarts:
 
     def __init__(
         self,
-        life: TrainerLife,
+        processes: TrainerProcesses,
         trainer: Trainer,
         scheduler: Scheduler,
         hooks: BatchPreparer | None,
@@ -59,7 +59,7 @@ class TrainerRestarts:
         steps_done: int,
     ) -> None:
         """Allow ``most`` attempts between two completed steps; ``steps_done`` are the steps before this run."""
-        self._life = life
+        self._processes = processes
         self._trainer = trainer
         self._scheduler = scheduler
         self._hooks = hooks
@@ -93,7 +93,7 @@ class TrainerRestarts:
         """Restart the trainer also if it dies between two calls; run until cancelled.  Raises TrainerFailed."""
         while True:
             num_restarts = self.num_restarts
-            await self._restart(num_restarts, await self._life.wait_until_lost())
+            await self._restart(num_restarts, await self._processes.wait_until_lost())
 
     async def kept[T](self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the trainer's answer; ask again after each restart."""
@@ -122,7 +122,7 @@ class TrainerRestarts:
         """Return why a call failed, if the trainer is or was lost; None if the trainer lives and reported the error."""
         if not self._is_as_at(num_restarts):
             return str(error)
-        why = await self._life.find_lost()
+        why = await self._processes.find_lost()
         return why if self._is_as_at(num_restarts) else str(error)
 
     def _is_as_at(self, num_restarts: int) -> bool:
@@ -161,14 +161,14 @@ class TrainerRestarts:
             except (ConfigError, LeaseLost):
                 raise
             except AsyncRLError as error:
-                if self._has_ranks and await self._life.find_lost() is None:
+                if self._has_ranks and await self._processes.find_lost() is None:
                     raise  # living ranks reported it, so another attempt would fail as well
                 why = str(error)
 
     async def _started(self) -> int:
         """Start the ranks, and train the batches since their checkpoint; return how many these are."""
         self._has_ranks = False
-        first = await self._life.restart()
+        first = await self._processes.restart()
         self.restored_step, self._has_ranks = first, True
         steps = [step for step in range(first, self.steps_done) if step not in self._skipped]
         if not steps:

@@ -132,8 +132,8 @@ class TrainerRanks:
         return await together(calls)
 
 
-class RanksLife:
-    """The ``TrainerLife`` of a run that writes checkpoints."""
+class RankProcesses:
+    """The ``TrainerProcesses`` of a run that writes checkpoints."""
 
     def __init__(
         self,
@@ -151,15 +151,15 @@ class RanksLife:
         self._first = (first_step, origin)
 
     async def wait_until_lost(self) -> str:
-        """See ``TrainerLife.wait_until_lost``."""
+        """See ``TrainerProcesses.wait_until_lost``."""
         return await self._ranks.wait_until_lost()
 
     async def find_lost(self) -> str | None:
-        """See ``TrainerLife.find_lost``."""
+        """See ``TrainerProcesses.find_lost``."""
         return await self._ranks.find_lost()
 
     async def restart(self) -> int:
-        """See ``TrainerLife.restart``."""
+        """See ``TrainerProcesses.restart``."""
         step, origin = await self._checkpointer.newest() or self._first
         logger.info("the trainer starts from %s", "the first weights" if origin is None else origin.folder)
         await self._ranks.restart(origin)

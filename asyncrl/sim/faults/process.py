@@ -43,7 +43,7 @@ from asyncrl.sim.faults.loop import SIMULATED
 from asyncrl.sim.faults.watched import WatchedEngine, WatchedPool, WatchedScheduler, WatchedUpdater
 from asyncrl.sim.faults.world.collective import Collectives
 from asyncrl.sim.faults.world.engine import SimEngine
-from asyncrl.sim.faults.world.mortal import MortalTrainer, SimLife
+from asyncrl.sim.faults.world.mortal import MortalTrainer, SimTrainerProcesses
 from asyncrl.sim.faults.world.network import Network
 from asyncrl.sim.faults.world.plan import Setting, Weather
 from asyncrl.sim.faults.world.router import RouterProcess, SimRouter, started_router
@@ -249,7 +249,9 @@ class Process:
             timeline=timeline,
             loop_lag=LoopLag(),
             checkpointer=checkpointer,
-            life=None if self.disk is None else SimLife(self.trainer, updater, checkpointer, self._first_step),
+            trainer_processes=None
+            if self.disk is None
+            else SimTrainerProcesses(self.trainer, updater, checkpointer, self._first_step),
             early_end=self.early_end,
             num_serving=lambda: len(self.pool.urls),
             scorers=self.pool.scorers,

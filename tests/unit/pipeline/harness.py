@@ -14,7 +14,7 @@ from asyncrl.engines.fake import (
     FakePrompts,
     FakeTokenizer,
     FakeTrainer,
-    FakeTrainerLife,
+    FakeTrainerProcesses,
     FakeUpdater,
 )
 from asyncrl.errors import EngineError, plainly
@@ -143,7 +143,7 @@ class World:
     """Seconds after which the run is asked to end early."""
     checkpoints: FakeCheckpoints | None = None
     max_trainer_restarts: int | None = None
-    """Restarts of the trainer between two steps; None: the trainer has no life."""
+    """Restarts of the trainer between two steps; None: the trainer is not restarted."""
     failed_restarts: int = 0
     """The first restarts, which fail."""
     max_failed_saves: int = 3
@@ -202,10 +202,10 @@ class World:
         self.trainer: FakeTrainer = self.make_trainer(self.train_seconds, self.spoils)
         self.updater = self.make_updater()
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
-        self.life: FakeTrainerLife | None = None
+        self.trainer_processes: FakeTrainerProcesses | None = None
         if self.max_trainer_restarts is not None:
             first = self.before.step if self.before else 0
-            self.life = FakeTrainerLife(
+            self.trainer_processes = FakeTrainerProcesses(
                 self.trainer, self.updater, self.checkpoints, first_step=first, failures=self.failed_restarts
             )
         self.updater.interruptions = self.interrupted_updates
@@ -345,7 +345,7 @@ class World:
             source=self.source,
             early_end=self.early_end,
             scorers=self.scorers,
-            life=self.life,
+            trainer_processes=self.trainer_processes,
         )
 
     def _evaluator(

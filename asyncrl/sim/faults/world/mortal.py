@@ -63,8 +63,8 @@ class MortalTrainer:
         return working.result()
 
 
-class SimLife:
-    """The ``TrainerLife`` of a mortal trainer."""
+class SimTrainerProcesses:
+    """The ``TrainerProcesses`` of a mortal trainer."""
 
     def __init__(
         self, trainer: MortalTrainer, updater: WeightUpdater, checkpointer: RayCheckpointer, first_step: int
@@ -75,18 +75,18 @@ class SimLife:
         self._first_step = first_step
 
     async def wait_until_lost(self) -> str:
-        """See ``TrainerLife.wait_until_lost``."""
+        """See ``TrainerProcesses.wait_until_lost``."""
         await self._trainer.died.wait()
         await asyncio.sleep(0.5)
         return WHY
 
     async def find_lost(self) -> str | None:
-        """See ``TrainerLife.find_lost``."""
+        """See ``TrainerProcesses.find_lost``."""
         await asyncio.sleep(0.01)
         return WHY if self._trainer.died.is_set() else None
 
     async def restart(self) -> int:
-        """See ``TrainerLife.restart``."""
+        """See ``TrainerProcesses.restart``."""
         self._trainer.die()
         found = await self._checkpointer.newest()
         await asyncio.sleep(START_S)

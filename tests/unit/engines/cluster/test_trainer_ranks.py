@@ -14,7 +14,7 @@ from asyncrl.engines.cluster.addresses import Addresses
 from asyncrl.engines.cluster.placement import Placement
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer, RayTrainer
 from asyncrl.engines.cluster.settings import Deployment
-from asyncrl.engines.cluster.trainer_ranks import RanksLife, TrainerRanks
+from asyncrl.engines.cluster.trainer_ranks import RankProcesses, TrainerRanks
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
 from asyncrl.engines.megatron.checkpoint.lease import Claim
 from asyncrl.errors import ServerFailed, TrainerFailed
@@ -218,13 +218,13 @@ def test_a_restart_begins_with_the_first_weights_or_the_newest_checkpoint_and_te
         first = Origin(folder=tmp_path / "first", kind="weights")
         checkpointer = RayCheckpointer(ours.trainer, claim(tmp_path), with_optimizer=True, about={})
         updater = cast(WeightUpdater, SimpleNamespace(trainer_restarted=told.append))
-        life = RanksLife(ours, updater, checkpointer, origin=first, first_step=1)
-        assert await life.restart() == 1
+        processes = RankProcesses(ours, updater, checkpointer, origin=first, first_step=1)
+        assert await processes.restart() == 1
         assert place.made[-1].calls == ["free_ports", "start", "load", "free_ports"]
         await checkpointer.begin(3, {"mark": "m"})
         write_checkpoint(tmp_path, 3, "m")
-        assert await life.restart() == 3
+        assert await processes.restart() == 3
         assert told == ["127.0.0.1", "127.0.0.1"]
-        assert await life.find_lost() is None
+        assert await processes.find_lost() is None
 
     asyncio.run(run())
