@@ -281,6 +281,21 @@ def test_a_failure_of_engines_that_have_all_lived_since_it_began_is_final(tmp_pa
     asyncio.run(run())
 
 
+def test_written_weights_are_read_again_after_a_connection_broke(tmp_path: Path) -> None:
+    a, trainer = Engine("a", failing("version-3 3 as 3", EngineLost("connection reset"))), Trainer()
+
+    async def run() -> None:
+        updater = updater_of(tmp_path, trainer, membership=EngineMembership((a,)))
+        await updater.connect()
+        with pytest.raises(UpdateInterrupted):
+            await update(updater, trainer, 3)
+        assert await updater.resnapshot()
+        await updater.publish(Weights(version=4, step=6))
+
+    asyncio.run(run())
+    assert a.told[-2:] == ["version-3 3 as 4", "continue"]
+
+
 def test_without_engines_nothing_is_written_and_a_restarted_engine_gets_its_update(tmp_path: Path) -> None:
     a, trainer = Engine("a"), Trainer()
     membership: EngineMembership[WeightReader] = EngineMembership((a,))
