@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.lost_engine.__main__ import GROUP_FATES, TOKEN_FATES
+from benchmarks.common.endless_run import GROUP_FATES, TOKEN_FATES
 
 TO_THE_END = "trained to the end"
 DOCUMENTED = "documented end"

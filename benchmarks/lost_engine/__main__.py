@@ -24,17 +24,13 @@ from typing import Any, get_args
 
 import orjson
 
-from benchmarks.common.background_run import BackgroundRun, command_line, leave_in_order, show, write_prompts
+from benchmarks.common.background_run import BackgroundRun, leave_in_order, show
 from benchmarks.common.circumstances import circumstances
 from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
-from benchmarks.common.shapes import SHAPES
+from benchmarks.common.endless_run import accounts, add_options, command
 from benchmarks.lost_engine import dies_in_update
-from benchmarks.sync_vs_async.workload import write_checkpoint
 
-TOKEN_FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
-GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial", "buffered", "training")
-"""Final states of a group, then the states before."""
 KEY = "key-of-the-benchmark"
 """The key of the engines, which the benchmark asks for their weight version."""
 VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
@@ -52,13 +48,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure what ``argv`` asks for; returns the exit code."""
     asked = _parse(argv)
     need(asked.device)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    checkpoint = asked.checkpoint or asked.out / "model"
-    if not (checkpoint / "config.json").is_file():
-        write_checkpoint(checkpoint, asked.model, asked.device)
-    prompts = asked.out / "prompts.jsonl"
-    write_prompts(prompts)
-    told, log = _lost(asked, [sys.executable, "train_async.py", *_arguments(asked, checkpoint, prompts)])
+    told, log = _lost(asked, command(asked, _flags(asked)))
     about = circumstances("lost_engine", argv, asked.commit)
     table = ["| what | figure |", "|---|--:|", *(f"| {name} | {value} |" for name, value in told.items())]
     show(asked.out, [*table, "", *(f"- {name}: {value}" for name, value in about.items()), "", *log])
@@ -109,28 +99,15 @@ def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, 
         for name, steps in phases.items()
         if steps
     }
-    last = rows[-1]
-    is_balanced = all(row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in TOKEN_FATES) for row in rows)
-    admitted = sum(last[f"groups/{fate}"] for fate in GROUP_FATES)
+    told_of_accounts, are_held = accounts(rows)
+    version = rows[-1]["version"]
+    told |= told_of_accounts
     told |= {
-        "groups admitted / accounted for": f"{last['groups/admitted']} / {admitted}",
-        "groups failed, stale": f"{last['groups/failed']}, {last['groups/stale']}",
-        "tokens add up in every step": is_balanced,
-        "samples sent again": last["retries"],
-        "steps without a gap": [row["step"] for row in rows] == list(range(len(rows))),
-        "lag, most": max(row["lag/max"] for row in rows),
         "log-probs of engine and trainer apart, last measured": f"{_last_difference(rows):.2e}",
-        "version in the trainer at least": last["version"],
+        "version in the trainer at least": version,
         "versions served": ", ".join(served.values()),
     }
-    are_current = bool(served) and all(int(version) >= last["version"] for version in served.values())
-    told["holds"] = (
-        last["groups/admitted"] == admitted
-        and last["groups/failed"] == 0
-        and is_balanced
-        and told["steps without a gap"]
-        and are_current
-    )
+    told["holds"] = are_held and bool(served) and all(int(each) >= version for each in served.values())
     return told
 
 
@@ -139,27 +116,9 @@ def _last_difference(rows: Sequence[Mapping[str, Any]]) -> float:
     return next((row["train/logprob_diff"] for row in reversed(rows) if "train/logprob_diff" in row), math.nan)
 
 
-def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> list[str]:
-    flags: dict[str, object] = {
-        "hf-checkpoint": checkpoint,
-        "prompt-data": prompts,
-        "input-key": "prompt",
-        "label-key": "label",
-        "rm-type": "number",
-        "actor-num-gpus-per-node": asked.trainer_gpus,
-        "rollout-num-gpus": asked.engine_gpus,
-        "rollout-batch-size": asked.groups,
-        "n-samples-per-prompt": asked.group_size,
-        "rollout-max-response-len": asked.longest,
-        "num-rollout": 100_000,
-        "max-staleness": asked.staleness,
-        "max-tokens-per-gpu": asked.max_tokens_per_gpu,
-        "lr": 1e-6,
-        "sglang-api-key": KEY,
-    }
-    if asked.kill == HANG:
-        flags |= HANG_S
-    return command_line(flags, device=asked.device, use_router=asked.use_router)
+def _flags(asked: argparse.Namespace) -> dict[str, object]:
+    flags: dict[str, object] = {"rollout-num-gpus": asked.engine_gpus, "sglang-api-key": KEY}
+    return flags | HANG_S if asked.kill == HANG else flags
 
 
 def _urls(run: BackgroundRun) -> list[str]:
@@ -183,23 +142,11 @@ def _now() -> datetime:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = parser_of("lost_engine", __doc__)
-    add_option(parser, "--device", str, "device of trainer and engines", "cuda", choices=("cuda", "cpu"))
-    add_option(parser, "--model", str, "shape of the model, which gets random weights", "1.7b", choices=sorted(SHAPES))
-    add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
-    add_option(parser, "--trainer-gpus", int, "trainer ranks, one GPU each; on a CPU, processes", 1)
+    add_options(parser, "lost_engine")
     add_option(parser, "--engine-gpus", int, "engines, one GPU each; on a CPU, processes", 2)
-    add_option(parser, "--groups", int, "groups per step", 16)
-    add_option(parser, "--group-size", int, "samples per group", 8)
-    add_option(parser, "--longest", int, "tokens of every answer, since no token ends one", 512)
-    add_option(parser, "--staleness", int, "--max-staleness of the run, in steps", 2)
-    add_option(parser, "--max-tokens-per-gpu", int, "tokens per microbatch of the trainer", 16_384)
     add_option(parser, "--steps", int, "steps before the kill, and steps after the engine is back", 5)
     victims = (*VICTIMS, *WITHIN_AN_UPDATE, HANG)
     add_option(parser, "--kill", str, "process to kill, moment of its death, or hang", "server", choices=victims)
-    parser.add_argument("--use-router", action="store_true", help="requests sent through SGLang's router")
-    add_option(parser, "--deadline-s", float, "seconds for the whole benchmark", 900.0)
-    add_option(parser, "--commit", str, "commit to record where there is no git")
-    add_option(parser, "--out", Path, "folder for all files", Path("runs/lost_engine"))
     asked = parser.parse_args(argv)
     asked.out = asked.out.absolute()
     return asked

@@ -24,7 +24,7 @@ from benchmarks.chaos.accounts import (
     verdict,
 )
 from benchmarks.chaos.faults import all_faults, life, named
-from benchmarks.lost_engine.__main__ import GROUP_FATES, TOKEN_FATES
+from benchmarks.common.endless_run import GROUP_FATES, TOKEN_FATES
 
 BATCH = 4
 

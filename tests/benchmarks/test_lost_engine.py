@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.endless_run import GROUP_FATES, TOKEN_FATES
 from benchmarks.lost_engine import dies_in_update
-from benchmarks.lost_engine.__main__ import GROUP_FATES, TOKEN_FATES, found
+from benchmarks.lost_engine.__main__ import found
 
 LOAD = """
 from importlib.metadata import entry_points

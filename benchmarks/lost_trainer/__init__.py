@@ -1,0 +1,1 @@
+"""A run whose trainer dies or hangs."""
