@@ -5,6 +5,7 @@
     uv run python -m benchmarks.trainer --model moe-6b --ranks 4 --expert-model-parallel-size 4   four GPUs
     uv run python -m benchmarks.trainer --model moe-6b --replay                                   cost of routing replay
     uv run python -m benchmarks.trainer --model 1.7b --profile                                    table of kernels
+    uv run python -m benchmarks.trainer --model 0.6b --saves 4                                    waits for checkpoints
     uv run python -m benchmarks.trainer --model tiny --device cpu --tokens 256                    any machine
 
 A model of random weights is trained on answers of ``--sample-tokens`` each.  Every flag of docs/parallelism.md is
@@ -46,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
         checkpoint: Path = asked.checkpoint or Path(folder) / "hf"
         if not (checkpoint / "model.safetensors").exists():
             write_random(checkpoint, asked.model, device=asked.device)
+        asked.save = Path(folder) / "saved"
+        asked.save.mkdir()
         found = measured(asked, checkpoint)
     _show(asked, found)
     return 0
@@ -66,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profile", action="store_true", help="table of the kernels that take longest")
     replay_help = "train each batch a second time with routing replay of the trainer's routes; for mixtures"
     parser.add_argument("--replay", action="store_true", help=replay_help)
+    add_option(parser, "--saves", int, "checkpoints to write after the steps, one after another", 0)
     impls = get_args(TransformerImpl)
     add_option(parser, "--transformer-impl", str, "implementation of the layers", "auto", choices=impls)
     add_parallel(parser.add_argument_group("layout of the trainer (docs/parallelism.md)"))
@@ -102,10 +106,19 @@ def _show(asked: argparse.Namespace, found: StepMeasurement) -> None:
     table.add_row("matrix product FLOP/s", f"{found.matrix_rate / 1e12:.1f} T")
     table.add_row("share", f"{per_gpu / found.matrix_rate:.1%}")
     table.add_row("peak memory", f"{found.memory_gib:.1f} GiB")
+    if found.save_s:
+        table.add_row("training waits for a checkpoint", _seconds(found.save_s))
+        table.add_row("it is written after", _seconds(found.written_s))
+        table.add_row("host memory of all ranks, most", f"{found.host_gib:.1f} GiB")
     console = Console(width=150)
     console.print(table)
     if found.kernels:
         console.print(found.kernels, markup=False, highlight=False, soft_wrap=True)
+
+
+def _seconds(values: Sequence[float]) -> str:
+    """Several durations, in their order."""
+    return ", ".join(f"{each:.2f}" for each in values) + " s"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import resource
 import time
 from array import array
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ from typing import Any
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
 from asyncrl.engines.cluster.actors import NetworkPlace
+from asyncrl.engines.megatron.checkpoint.lease import take
+from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.sim.model.lengths import Drawn, LogNormal
 from asyncrl.types import Batch, FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
 from benchmarks.common.parallel_options import parallel_of
 from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.workload import P95_RATIO
-from benchmarks.trainer.own_routes import with_own_routes
 
 GROUP_SIZE = 2
 PROMPT_TOKENS = 64
@@ -40,6 +42,12 @@ class StepMeasurement:
     matrix_rate: float
     layers: str
     kernels: str
+    save_s: tuple[float, ...]
+    """Time that training waited for each checkpoint."""
+    written_s: tuple[float, ...]
+    """Time from the beginning of each checkpoint to its last byte on the disk."""
+    host_gib: float
+    """The most host memory of all ranks together, of which shared pages count for each rank."""
 
 
 def measured(asked: argparse.Namespace, checkpoint: Path) -> StepMeasurement:
@@ -100,6 +108,7 @@ def _rank(asked: argparse.Namespace, settings: TrainerSettings, rank: int, port:
     import torch
 
     from asyncrl.engines.megatron.rank import MegatronRank
+    from benchmarks.trainer.own_routes import with_own_routes
 
     os.environ["NCCL_CUMEM_ENABLE"] = "0"
     if asked.device == "cpu":
@@ -116,6 +125,8 @@ def _rank(asked: argparse.Namespace, settings: TrainerSettings, rank: int, port:
         if routed is not None:
             replayed.append(_timed(trainer, routed, asked.device))
     kernels = _kernels(trainer, _batch(asked, asked.steps), asked.device) if asked.profile else ""
+    save_s, written_s = _saved(trainer, Path(asked.save), asked.saves) if asked.saves else ((), ())
+    host_gib = _host_gib()
     if rank == 0:
         memory = torch.cuda.max_memory_allocated() / 2**30 if asked.device == "cuda" else 0.0
         answers.put(
@@ -126,6 +137,9 @@ def _rank(asked: argparse.Namespace, settings: TrainerSettings, rank: int, port:
                 matrix_rate=rate,
                 layers=trainer.layers,
                 kernels=kernels,
+                save_s=save_s,
+                written_s=written_s,
+                host_gib=host_gib,
             )
         )
     trainer.close()
@@ -139,6 +153,32 @@ def _timed(trainer: Any, batch: Batch, device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - started
+
+
+def _saved(trainer: Any, root: Path, count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Write ``count`` checkpoints to ``root``, one after another; return the seconds of waiting, and of writing."""
+    import torch.distributed as dist
+
+    found: list[Any] = [take(root, say=lambda line: None) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    waits, writes = [], []
+    for step in range(1, count + 1):
+        dist.barrier()
+        started = time.perf_counter()
+        trainer.begin_checkpoint(Target(claim=found[0], step=step, keep=1), {}, with_optimizer=True)
+        waits.append(time.perf_counter() - started)
+        trainer.finish_checkpoint()
+        writes.append(time.perf_counter() - started)
+    return tuple(waits), tuple(writes)
+
+
+def _host_gib() -> float:
+    """Return the sum of the ranks' largest memories in GiB.  Collective."""
+    import torch.distributed as dist
+
+    largest: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(largest, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return sum(largest) / 2**20
 
 
 def _kernels(trainer: Any, batch: Batch, device: str) -> str:

@@ -4,6 +4,7 @@ import functools
 
 from asyncrl.engines.listening import INTERNALS as LISTENING
 from asyncrl.engines.megatron.checkpoint.checked_files import INTERNALS as CHECKED_FILES
+from asyncrl.engines.megatron.checkpoint.gathered import INTERNALS as GATHERED
 from asyncrl.engines.megatron.checkpoint.saver import INTERNALS as CHECKPOINT
 from asyncrl.engines.megatron.checkpoint.state import INTERNALS as STATE
 from asyncrl.engines.megatron.model.attention import INTERNALS as ATTENTION
@@ -16,6 +17,7 @@ from asyncrl.engines.megatron.model.mixture import INTERNALS as MIXTURE
 from asyncrl.engines.megatron.model.routing import INTERNALS as ROUTING
 from asyncrl.engines.megatron.setup.fused_adam import INTERNALS as FUSED
 from asyncrl.engines.megatron.setup.gradient_norm import INTERNALS as GRADIENT_NORM
+from asyncrl.engines.megatron.setup.pinned import INTERNALS as PINNED
 from asyncrl.engines.megatron.train.forward_step import INTERNALS as FORWARD_STEP
 from asyncrl.engines.megatron.train.learner import INTERNALS as LEARNER
 from asyncrl.engines.megatron.train.offload import INTERNALS as OFFLOAD
@@ -34,6 +36,7 @@ TRAINER = (
     *EXPERTS,
     *FORWARD_STEP,
     *FUSED,
+    *GATHERED,
     *GRADIENT_NORM,
     *GROUPS,
     *HANDLES,
@@ -46,6 +49,7 @@ TRAINER = (
     *MODEL,
     *OFFLOAD,
     *PART_GROUPS,
+    *PINNED,
     *ROUTING,
     *STATE,
     *UPDATE_GROUP,

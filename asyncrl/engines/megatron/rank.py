@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -296,7 +297,7 @@ class MegatronRank:
         if self._saver is None:
             self._saver = Saver(self._settings.save_timeout_s)
         critic = None if self._critic is None else self._critic.learner
-        state = sharded_state(self._learner, critic, with_optimizer=with_optimizer)
+        state = partial(sharded_state, self._learner, critic, with_optimizer=with_optimizer)
         return self._saver.begin(state, target, notes_of(self._shape, run))
 
     def check_checkpoint(self) -> bool:

@@ -21,6 +21,7 @@ with megatron_imports():
 
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron import TrainerSettings
+from asyncrl.engines.megatron.checkpoint import gathered
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
 from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.megatron.weights.gathering import whole_weights
@@ -33,6 +34,7 @@ from tests.engines.megatron.train.episode_batches import episode_batch, unknown,
 from tests.save_targets import target as target_of
 
 CPU = torch.device("cpu")
+gathered.PIECE = 1000  # checkpoints of a tiny model are gathered in several pieces
 SEVERAL = 2**14
 """Message size in bytes: holds several, but not all, weights of a tiny model."""
 

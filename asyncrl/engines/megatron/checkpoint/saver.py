@@ -10,7 +10,7 @@ separate process group, because collective operations of two threads in one grou
 import queue
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.engines.megatron.checkpoint.checked_files import SummingTransforms
 from asyncrl.engines.megatron.checkpoint.checksums import Part
+from asyncrl.engines.megatron.checkpoint.host_memory import CheckpointMemory
 from asyncrl.engines.megatron.checkpoint.writes import Target, commit, open_partial
 from asyncrl.errors import CheckpointFailed, LeaseLost, first_line
 from asyncrl.internals import Internal
@@ -95,19 +96,22 @@ class Saver:
         # writer uses no other group.  Two threads in one group would receive each other's messages.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
+        self._host = CheckpointMemory()
         self._writing: Future[None] | None = None
         self._has_checked = False
 
-    def begin(self, state: dict[str, Any], target: Target, notes: bytes) -> float:
-        """Copy ``state``, start a thread that writes it, and return the seconds that the caller waited.
+    def begin(self, state: Callable[[CheckpointMemory], dict[str, Any]], target: Target, notes: bytes) -> float:
+        """Copy the state, start a thread that writes it, and return the seconds that the caller waited.
 
-        The folder gets its name, and becomes the latest checkpoint, when everything is in it.  Waits for the previous
-        save first.  Raises CheckpointFailed, also if the previous save failed, or LeaseLost.
+        ``state`` returns the state, and may put parts of it in the memory that it gets.  The folder gets its name, and
+        becomes the latest checkpoint, when everything is in it.  Waits for the previous save first.  Raises
+        CheckpointFailed, also if the previous save failed, or LeaseLost.
         """
         started = time.perf_counter()
+        # Invariant: nothing is put in the memory while the previous save is written from there.
         self.wait()
         try:
-            plan = self._planned(state, target)
+            plan = self._planned(state(self._host), target)
         except LeaseLost:
             raise
         except (Exception, CheckpointException) as error:  # torch's CheckpointException is a BaseException
@@ -163,12 +167,22 @@ class Saver:
         if request.async_fn is not None:  # this rank has something to write
             _, buckets, _ = request.async_fn_args
             try:
-                plan.buckets = [_copied(bucket) for bucket in buckets]
+                plan.buckets = [self._copied(bucket) for bucket in buckets]
             except (MemoryError, RuntimeError) as error:  # the other ranks wait for this one's result
                 plan.failure = f"no copy in host memory: {first_line(error)}"
         if torch.cuda.is_available():  # not the whole device: another stream may be broadcasting weights
             torch.cuda.current_stream().synchronize()
         return plan
+
+    def _copied(self, bucket: Any) -> Any:
+        """Copy the tensors of a bucket of Megatron's writer to host memory, where training does not change them."""
+        path, key, (objects, tensors) = bucket
+        return path, key, (objects, [(item, self._copy(item.index, tensor.detach())) for item, tensor in tensors])
+
+    def _copy(self, name: Hashable, tensor: torch.Tensor) -> torch.Tensor:
+        if self._host.has(tensor):  # a copy already
+            return tensor
+        return self._host.tensor(name, tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
 
     def _write(self, plan: "_Plan", target: Target, notes: bytes) -> None:
         """Write this rank's files, gather the results, and complete the checkpoint on rank 0.  Runs in the thread."""
@@ -221,12 +235,6 @@ def _remove_partial(target: Target) -> None:
     """Remove what was written of a failed checkpoint, so that it takes no space until the next one begins."""
     if dist.get_rank() == 0:
         shutil.rmtree(target.partial, ignore_errors=True)
-
-
-def _copied(bucket: Any) -> Any:
-    """Copy the tensors of a bucket of Megatron's writer to host memory, where training does not change them."""
-    path, key, (objects, tensors) = bucket
-    return path, key, (objects, [(item, tensor.detach().to("cpu", copy=True)) for item, tensor in tensors])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import pickle
 import random
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,8 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
 
+from asyncrl.engines.megatron.checkpoint.gathered import Gathering, with_separate_storages
+from asyncrl.engines.megatron.checkpoint.host_memory import CheckpointMemory
 from asyncrl.engines.megatron.setup.fused_adam import adams, members, optimizers, place_steps
 from asyncrl.errors import CheckpointFailed, first_line
 from asyncrl.internals import Internal
@@ -125,17 +127,15 @@ class ModelWithOptimizer(Protocol):
 
 
 def sharded_state(
-    policy: ModelWithOptimizer, critic: ModelWithOptimizer | None, *, with_optimizer: bool, is_loading: bool = False
+    policy: ModelWithOptimizer, critic: ModelWithOptimizer | None, host: CheckpointMemory, *, with_optimizer: bool
 ) -> dict[str, Any]:
     """Return weights, random state and optimizer state, and the critic's weights and optimizer state if there is one.
 
-    The tensors are the live ones, not copies.
+    The state of a distributed optimizer is gathered in ``host``.  All other tensors are the live ones, not copies.
+    Collective.
     """
-    state = _sharded(policy, with_optimizer=with_optimizer, is_loading=is_loading)
-    state["random"] = _sharded_random_state()
-    if critic is not None:
-        state["critic"] = _sharded(critic, with_optimizer=with_optimizer, is_loading=is_loading)
-        add_prefix_for_sharding(state["critic"], "critic.")
+    state = _whole(policy, critic, with_optimizer=with_optimizer, host=host)
+    with_separate_storages(state, host)
     return state
 
 
@@ -160,7 +160,7 @@ def load_state(
     of the optimizers (learning rates, weight decay, betas) stay as they are.  Raises CheckpointFailed.
     """
     critic = critic if everything else None
-    state = sharded_state(policy, critic, with_optimizer=with_optimizer, is_loading=True)
+    state = _whole(policy, critic, with_optimizer=with_optimizer, host=None)
     if with_optimizer:
         _ask_for_parts(policy, state)
         if critic is not None:
@@ -191,14 +191,48 @@ def load_state(
         _set_random_state(found["random"])
 
 
-def _sharded(learner: ModelWithOptimizer, *, with_optimizer: bool, is_loading: bool) -> dict[str, Any]:
+def _whole(
+    policy: ModelWithOptimizer,
+    critic: ModelWithOptimizer | None,
+    *,
+    with_optimizer: bool,
+    host: CheckpointMemory | None,
+) -> dict[str, Any]:
+    """Describe a whole checkpoint, to save its tensors with ``host``, or to load them if it is None."""
+    state = _sharded(policy, "policy", with_optimizer=with_optimizer, host=host)
+    state["random"] = _sharded_random_state()
+    if critic is not None:
+        state["critic"] = _sharded(critic, "critic", with_optimizer=with_optimizer, host=host)
+        add_prefix_for_sharding(state["critic"], "critic.")
+    return state
+
+
+def _sharded(
+    learner: ModelWithOptimizer, name: str, *, with_optimizer: bool, host: CheckpointMemory | None
+) -> dict[str, Any]:
     state = sharded_weights(learner.model)
-    if with_optimizer:
-        _make_adam_state(learner.optimizer)
+    if not with_optimizer:
+        return state
+    _make_adam_state(learner.optimizer)
+    with _gathered_in(host, learner.optimizer, name) if host is not None else nullcontext():
         state["optimizer"] = learner.optimizer.sharded_state_dict(
-            state["model"], is_loading=is_loading, metadata=_metadata()
+            state["model"], is_loading=host is None, metadata=_metadata()
         )
     return state
+
+
+@contextmanager
+def _gathered_in(host: CheckpointMemory, optimizer: Any, name: str) -> Iterator[None]:
+    """Gather the states of distributed optimizers with ``Gathering``, in place of Megatron's method."""
+    parts = {place: each for place, each in optimizers(optimizer).items() if isinstance(each, DistributedOptimizer)}
+    for place, part in parts.items():
+        gathering = Gathering(part, (name, place), host)
+        part.sharded_param_state_fully_reshardable = lambda state, *_, gathering=gathering: gathering.state(state)
+    try:
+        yield
+    finally:
+        for part in parts.values():
+            del part.sharded_param_state_fully_reshardable
 
 
 def _metadata() -> dict[str, Any]:

@@ -10,7 +10,6 @@ optimizer replaces the tensors by new ones, which invalidates views of the old o
 """
 
 import gc
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.engines.megatron.setup.fused_adam import optimizers
+from asyncrl.engines.megatron.setup.pinned import pin, unpin
 from asyncrl.internals import Internal
 
 INTERNALS = (
@@ -34,11 +34,8 @@ INTERNALS = (
         used_in=__name__,
     ),
     Internal(name="torch.UntypedStorage", attributes=("data_ptr", "nbytes", "resize_"), used_in=__name__),
-    Internal(name="torch.cuda.cudart", used_in=__name__),
 )
 """Names that may change with the library: see docs/internals.md."""
-
-logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 64
 """Alignment of each storage in the host copy, in bytes: a cache line, and a multiple of every element's size."""
@@ -166,10 +163,10 @@ class HostMemory:
             # Invariant: memory is unpinned before it is freed, and no copy is running then: ``put_away`` and ``fetch``
             # synchronise before they return.
             if self._whole is not None and self._is_pinned:
-                _unpin(self._whole)
+                unpin(self._whole)
             self._whole = None  # freed before a larger block is allocated
             self._whole = torch.empty(num_bytes, dtype=torch.uint8)
-            self._is_pinned = num_bytes > 0 and _pin(self._whole)
+            self._is_pinned = num_bytes > 0 and pin(self._whole)
         return self._whole
 
 
@@ -214,22 +211,3 @@ def _hand_back() -> None:
     """Return the memory that torch's allocator caches to the device, for other processes."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _pin(host: Tensor) -> bool:
-    """Pin ``host`` by registering it with CUDA, and return whether that succeeded.
-
-    torch's pinned allocator would take up to twice the memory, the next power of two.
-    """
-    if not torch.cuda.is_available():
-        return False
-    cudart: Any = torch.cuda.cudart  # torch has no types for it
-    error = int(cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0))
-    if error:
-        logger.warning("could not pin %d bytes of host memory (CUDA error %d): copies are slower", len(host), error)
-    return not error
-
-
-def _unpin(host: Tensor) -> None:
-    cudart: Any = torch.cuda.cudart
-    cudart().cudaHostUnregister(host.data_ptr())

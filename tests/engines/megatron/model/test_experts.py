@@ -13,6 +13,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
 
 from asyncrl.config.areas.parallel import ParallelConfig
+from asyncrl.engines.megatron.checkpoint.host_memory import CheckpointMemory
 from asyncrl.engines.megatron.checkpoint.state import load_state, sharded_state
 from asyncrl.engines.megatron.model.build import build_model, transformer_config
 from asyncrl.engines.megatron.model.experts import GroupedExperts
@@ -185,7 +186,7 @@ def test_weights_and_optimizer_states_move_between_megatron_s_experts_and_stacke
     checkpoint = checkpoints["glm4.5"]
     writer = learner(first, checkpoint, dtype, distributed=distributed)
     step(writer, 1)
-    dist_checkpointing.save(sharded_state(writer, None, with_optimizer=True), str(tmp_path))
+    dist_checkpointing.save(sharded_state(writer, None, CheckpointMemory(), with_optimizer=True), str(tmp_path))
     reader = learner(second, checkpoint, dtype, distributed=distributed)
     assert not same(weights(reader), weights(writer))
     load_state(reader, None, tmp_path, everything=True, with_optimizer=True)
@@ -202,7 +203,7 @@ def test_checkpoints_of_both_have_the_same_entries(tmp_path: Path, checkpoints: 
     for build in (build_plain, build_model):
         writer = learner(build, checkpoints["qwen3-moe"], "bfloat16", distributed=False)
         step(writer, 1)
-        state = sharded_state(writer, None, with_optimizer=True)
+        state = sharded_state(writer, None, CheckpointMemory(), with_optimizer=True)
         apply_factories(state)
         found.append({each.key: each.global_shape for each in nested_values(state) if isinstance(each, ShardedTensor)})
     assert found[0] == found[1]

@@ -1,0 +1,111 @@
+"""The gathered state of a distributed optimizer is Megatron's own, in memory that is kept from save to save.
+
+Several ranks gather in pieces in ``train/test_parallel_training``, whose checkpoints other layouts resume.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+
+from asyncrl.engines.megatron.checkpoint import gathered, state
+from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
+from asyncrl.engines.megatron.checkpoint.host_memory import BLOCK_BYTES, CheckpointMemory
+from asyncrl.engines.megatron.checkpoint.state import sharded_state
+from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.save_targets import target as target_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
+
+SMALL_PIECE = 1000
+"""Values per piece: less than most parameters have, and not a divisor of any."""
+
+
+def sharded_tensors(of: dict[str, Any]) -> dict[tuple[str, tuple[int, ...]], ShardedTensor]:
+    return {(each.key, each.global_offset): each for each in nested_values(of) if isinstance(each, ShardedTensor)}
+
+
+@pytest.mark.parametrize(("moe", "dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_the_state_is_the_one_of_megatron(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moe: bool, dtype: str
+) -> None:
+    monkeypatch.setattr(gathered, "PIECE", SMALL_PIECE)
+    host = CheckpointMemory()
+    with one_rank(trainer_settings(write_checkpoint(tmp_path, moe=moe), dtype=dtype)) as rank:
+        rank.train(random_batch())
+        learner = rank._learner  # noqa: SLF001
+        ours = sharded_tensors(sharded_state(learner, None, host, with_optimizer=True))
+        whole = state.sharded_weights(learner.model)
+        optimizer = learner.optimizer.sharded_state_dict(whole["model"], metadata=state._metadata())  # noqa: SLF001
+        apply_factories(theirs := whole | {"optimizer": optimizer})
+    assert set(ours) == set(sharded_tensors(theirs))
+    of_optimizer = 0
+    for key, their in sharded_tensors(theirs).items():
+        our = ours[key]
+        assert (our.dtype, our.local_shape, our.global_shape, our.replica_id) == (
+            their.dtype,
+            their.local_shape,
+            their.global_shape,
+            their.replica_id,
+        )
+        assert torch.equal(our.data, their.data)
+        if key[0].startswith("optimizer"):
+            of_optimizer += 1
+            assert host.has(our.data)
+            assert our.data.untyped_storage().nbytes() == our.data.numel() * 4, "Megatron would copy it"
+    assert of_optimizer > len(ours) / 2
+
+
+def test_a_second_save_has_the_state_of_its_own_step(tmp_path: Path) -> None:
+    settings = trainer_settings(write_checkpoint(tmp_path / "hf"))
+    with one_rank(settings) as rank:
+        for step in range(2):
+            rank.train(random_batch(seed=step, step=step))
+            rank.begin_checkpoint(target_of(tmp_path / "saved", step + 1), {}, with_optimizer=True)
+        rank.finish_checkpoint()
+        straight = rank.train(random_batch(seed=2, step=2))
+    for saved in (1, 2):
+        with one_rank(settings) as rank:
+            rank.load(Origin(folder=folder_of(tmp_path / "saved", saved), kind="resume", optimizer=True))
+            after = [rank.train(random_batch(seed=step, step=step)) for step in range(saved, 3)]
+        assert (after[-1].loss, after[-1].grad_norm) == (straight.loss, straight.grad_norm)
+        assert after[-1].logprobs == straight.logprobs
+
+
+def test_memory_is_kept_by_name() -> None:
+    host = CheckpointMemory()
+    first = host.tensor("first", (3, 5), torch.float32).fill_(1.0)
+    second = host.tensor("second", (7,), torch.bfloat16).fill_(2.0)
+    large = host.tensor("large", (BLOCK_BYTES + 1,), torch.uint8)
+    third = host.tensor("third", (), torch.int64).fill_(3)
+    assert host.tensor("first", (3, 5), torch.float32).data_ptr() == first.data_ptr()
+    assert (first == 1.0).all()
+    assert (second == 2.0).all()
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in (first, second, large, third))
+    assert all(host.has(each) for each in (first, second, large, third, first[1:]))
+    assert not host.has(torch.zeros(3))
+    with pytest.raises(AssertionError, match=r"first was torch\.float32"):
+        host.tensor("first", (5, 3), torch.float32)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_memory_is_pinned_where_there_is_a_gpu_and_serves_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    asked = list[int]()
+
+    class Runtime:
+        def cudaHostRegister(self, _where: int, num_bytes: int, _flags: int) -> int:
+            asked.append(num_bytes)
+            return code
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    host = CheckpointMemory()
+    for name in range(2):
+        host.tensor(name, (BLOCK_BYTES,), torch.uint8)
+    assert asked == [BLOCK_BYTES] * 2
+    assert ("could not pin" in caplog.text) == (code != 0)
