@@ -178,7 +178,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = parser_of("lost_trainer", __doc__)
     add_options(parser, "lost_trainer")
     add_option(parser, "--steps", int, "steps before each death, and after the last one", 5)
-    add_option(parser, "--save-interval", int, "steps between two checkpoints", 4)
+    add_option(parser, "--save-interval", int, "steps between two checkpoints", 20)
     parser.add_argument(
         "--kill", nargs="+", choices=MOMENTS, default=list(MOMENTS), help="moments of the deaths, in their order"
     )
