@@ -16,7 +16,8 @@ from tests.integration.launcher import FATES, QUICKSTART, RUN_S, START_S, Launch
 
 MIXTURE = ("--config", "configs/quickstart_moe.toml")
 STEPS = 8
-SHORT = ("--num-rollout", str(STEPS), "--eval-interval", "4")
+SHORT = ("--num-rollout", str(STEPS), "--eval-interval", "4", "--rollout-top-p", "0.9", "--rollout-top-k", "20")
+"""Each limit of sampling alone is a test of the engine's columns; both at once keep other ids than either."""
 
 TIMED = ("train/logprob_diff",)
 """Numbers of the trainer that depend on engines."""
@@ -106,6 +107,8 @@ def test_engine_and_trainer_agree_on_log_probs(short: Outcome) -> None:
     assert max(compared) < 1e-2
     assert short.rows[0]["lag/max"] == 0
     assert short.rows[0]["mismatch/age/0/logprob_mean"] < 1e-5  # later answers may have a KV cache of older weights
+    assert short.rows[0]["mismatch/age/0/logprob_max"] < 1e-4  # over the whole vocabulary, up to log 1 / 0.9
+    assert "are not known" not in (short.run_dir / "run.log").read_text()
 
 
 def test_accuracy_is_measured_before_during_and_after(short: Outcome) -> None:

@@ -91,6 +91,11 @@ def test_an_interrupted_run_prints_how_to_resume_it(after_ctrl_c: Outcome) -> No
     )
 
 
+def test_engine_and_trainer_agree_on_every_token(after_ctrl_c: Outcome) -> None:
+    assert {row["lag/max"] for row in after_ctrl_c.rows} == {0}
+    assert max(row["mismatch/logprob_max"] for row in after_ctrl_c.rows) < 1e-4
+
+
 def test_ctrl_c_in_mid_run_ends_everything_in_time(after_ctrl_c: Outcome) -> None:
     assert len(after_ctrl_c.rows) < QUICKSTART_STEPS
 

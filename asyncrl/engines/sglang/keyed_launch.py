@@ -32,6 +32,11 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 SERVER, ROUTER = "sglang.launch_server", "sglang_router.launch_router"
+UNUSED_ON_CPU = ("flashinfer", "scipy")
+"""Libraries that SGLang and transformers import if they can, and that a server without a GPU does not use.
+
+They take 2 of 14 s of CPU time.
+"""
 
 
 class HiddenKey(str):
@@ -69,7 +74,8 @@ def _read_key() -> str:
 
 def _serve(flags: list[str], key: str) -> None:
     """Do what ``python -m sglang.launch_server`` does."""
-    with quick_imports():
+    has_no_gpu = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    with quick_imports(*UNUSED_ON_CPU if has_no_gpu else ()):
         from sglang.launch_server import run_server
         from sglang.srt.plugins import load_plugins
         from sglang.srt.server_args import prepare_server_args
