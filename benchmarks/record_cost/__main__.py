@@ -7,7 +7,8 @@
 Blocks of steps have the records in turn.  A pair is a block with them and the one after it; the first steps of each
 block, which began under the other's rule, are left out.  The table has trained tokens per second of both kinds, and the
 mean of the pairs' ratios with its standard error.  Their noise hides small costs, so the table has CPU times as well:
-those of the driver, which writes the records, and the share of its extra time in that of all processes.
+those of the driver, which writes the records, the share of its extra time in that of all processes, and the share of
+the time that its threads spend on records, by their own clocks.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from rich.table import Table
 from benchmarks.common.background_run import BackgroundRun
 from benchmarks.common.circumstances import circumstances
 from benchmarks.common.command_line import add_option, parser_of
-from benchmarks.record_cost.program import DRIVER_S, OTHERS_S, PATCHES, is_with
+from benchmarks.record_cost.program import DRIVER_S, OTHERS_S, PATCHES, RECORDS_S, is_with
 
 FROZEN_LR = "1e-12"
 """Learning rate of --frozen: its steps change no weight of bfloat16 or float32 by more than rounding."""
@@ -46,6 +47,8 @@ class Block:
     """CPU time of the driver."""
     all_s: float
     """CPU time of all processes of the run."""
+    records_s: float
+    """CPU time of the driver's threads for records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,10 @@ class Cost:
     """The part of all CPU time that records take in the driver: the loss of tokens per second if no core is idle."""
     share_error: float
     """Standard error of ``share``."""
+    of_threads: float
+    """The part of all CPU time, in blocks with records, that the driver's threads spend on records."""
+    of_threads_error: float
+    """Standard error of ``of_threads``."""
     num_pairs: int
 
 
@@ -82,6 +89,7 @@ def cost_of(rows: Sequence[Mapping[str, Any]], block: int) -> Cost:
     ratios = [(one.tokens / one.seconds) / (other.tokens / other.seconds) for one, other in pairs]
     all_s = (with_it.all_s + without.all_s) / (with_it.tokens + without.tokens)
     shares = [(one.driver_s / one.tokens - other.driver_s / other.tokens) / all_s for one, other in pairs]
+    of_threads = [one.records_s / one.all_s for one, _ in pairs]
     return Cost(
         tokens_per_s_with=with_it.tokens / with_it.seconds,
         tokens_per_s_without=without.tokens / without.seconds,
@@ -92,18 +100,21 @@ def cost_of(rows: Sequence[Mapping[str, Any]], block: int) -> Cost:
         all_us=1e6 * all_s,
         share=statistics.fmean(shares),
         share_error=statistics.stdev(shares) / len(shares) ** 0.5,
+        of_threads=statistics.fmean(of_threads),
+        of_threads_error=statistics.stdev(of_threads) / len(of_threads) ** 0.5,
         num_pairs=len(pairs),
     )
 
 
 def _block(rows: Sequence[Mapping[str, Any]], steps: range) -> Block:
     before, last = rows[steps.start - 1], rows[steps.stop - 1]
-    driver_s, others_s = (last[name] - before[name] for name in (DRIVER_S, OTHERS_S))
+    driver_s, others_s, records_s = (last[name] - before[name] for name in (DRIVER_S, OTHERS_S, RECORDS_S))
     return Block(
         tokens=last["tokens/trained"] - before["tokens/trained"],
         seconds=sum(rows[step]["time/step_s"] for step in steps),
         driver_s=driver_s,
         all_s=driver_s + others_s,
+        records_s=records_s,
     )
 
 
@@ -149,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
 
 def show(asked: argparse.Namespace, cost: Cost, argv: Sequence[str]) -> None:
     """Print the table and the circumstances."""
-    console = Console(width=160)
+    console = Console(width=180)
     table = Table(
         "",
         "tokens/s with",
@@ -159,6 +170,7 @@ def show(asked: argparse.Namespace, cost: Cost, argv: Sequence[str]) -> None:
         "without",
         "all CPU us/token",
         "share",
+        "threads' share",
         "pairs",
     )
     table.add_row(
@@ -170,6 +182,7 @@ def show(asked: argparse.Namespace, cost: Cost, argv: Sequence[str]) -> None:
         f"{cost.driver_us_without:.1f}",
         f"{cost.all_us:.1f}",
         f"{cost.share:.2%} ± {cost.share_error:.2%}",
+        f"{cost.of_threads:.2%} ± {cost.of_threads_error:.2%}",
         str(cost.num_pairs),
     )
     console.print(table)

@@ -4,22 +4,72 @@ python -m benchmarks.record_cost.program rollouts|journal BLOCK FLAGS...
 """
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
 
 from asyncrl.app import entry
 from asyncrl.buffer import Dispatch
+from asyncrl.buffer.journal.journal import Journal
+from asyncrl.buffer.journal.writer import JournalWriter
 from asyncrl.metrics.sinks import JsonlSink, Row
 from asyncrl.pipeline.scheduling.recorder import Recorder
 from asyncrl.rollout_log.files import RolloutFiles
 from asyncrl.types import Batch, ScoredGroup, TrainReport
 
-DRIVER_S, OTHERS_S = "cpu/driver_s", "cpu/others_s"
-"""Names of numbers in each row: seconds of CPU time so far, of the driver and of all processes below it."""
+DRIVER_S, OTHERS_S, RECORDS_S = "cpu/driver_s", "cpu/others_s", "cpu/records_s"
+"""Names of numbers in each row: CPU seconds so far of the driver, of all processes below it, and of records in it."""
+
+
+class Spent:
+    """CPU time that threads of this process spent in some functions, by the clocks of these threads."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        self._seconds = 0.0
+        self._clocks: list[int] = []
+
+    def timed(self, owner: type, *names: str) -> None:
+        """Count the time in these methods of ``owner``.  A call within another one counts once."""
+        for name in names:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def thread(self, owner: type, name: str) -> None:
+        """Count all time of the thread in which this method of ``owner`` runs."""
+        method = getattr(owner, name)
+
+        def noted(*words: Any, **more: Any) -> Any:
+            self._clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+            return method(*words, **more)
+
+        setattr(owner, name, noted)
+
+    def seconds(self) -> float:
+        """Return the time so far."""
+        return self._seconds + sum(time.clock_gettime(clock) for clock in self._clocks)
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*words: Any, **more: Any) -> Any:
+            with self._outermost():
+                return method(*words, **more)
+
+        return timed
+
+    @contextmanager
+    def _outermost(self) -> Iterator[None]:
+        if getattr(self._here, "is_in", False):
+            yield
+            return
+        self._here.is_in, start = True, time.thread_time()
+        try:
+            yield
+        finally:
+            self._here.is_in = False
+            self._seconds += time.thread_time() - start
 
 
 def is_with(step: int, block: int) -> bool:
@@ -27,8 +77,9 @@ def is_with(step: int, block: int) -> bool:
     return step // block % 2 == 0
 
 
-def patch_rollouts(block: int) -> None:
+def patch_rollouts(block: int, spent: Spent) -> None:
     """Write the files of samples in every second block of steps."""
+    spent.timed(RolloutFiles, "write", "_write")
     write = RolloutFiles.write
 
     def sometimes(self: RolloutFiles, batch: Batch, report: TrainReport) -> None:
@@ -38,11 +89,14 @@ def patch_rollouts(block: int) -> None:
     RolloutFiles.write = sometimes  # type: ignore[method-assign]
 
 
-def patch_journal(block: int) -> None:
+def patch_journal(block: int, spent: Spent) -> None:
     """Record events in the journal, and wait for the disk, in every second block of steps.
 
     A block begins when the batch before it is taken.  Such a journal has holes and restores nothing.
     """
+    spent.timed(Recorder, "admitted", "filtered", "left", "wasted", "trained", "published", "taken")
+    spent.timed(Journal, "append", "_release")
+    spent.thread(JournalWriter, "run")
     now = [0]
     taken, finished = Recorder.taken, Recorder.finished
 
@@ -68,12 +122,12 @@ def patch_journal(block: int) -> None:
         setattr(Recorder, name, only_if(getattr(Recorder, name)))
 
 
-def add_cpu_times() -> None:
+def add_cpu_times(spent: Spent) -> None:
     """Write the CPU times so far into each row of metrics.jsonl."""
     write = JsonlSink.write
 
     def more(self: JsonlSink, row: Row) -> None:
-        write(self, {**row, DRIVER_S: time.process_time(), OTHERS_S: _others_s()})
+        write(self, {**row, DRIVER_S: time.process_time(), OTHERS_S: _others_s(), RECORDS_S: spent.seconds()})
 
     JsonlSink.write = more  # type: ignore[method-assign]
 
@@ -93,8 +147,9 @@ PATCHES = {"rollouts": patch_rollouts, "journal": patch_journal}
 def main(argv: Sequence[str]) -> int:
     """Run with the flags after the first two words; return the exit code."""
     subject, block, *flags = argv
-    PATCHES[subject](int(block))
-    add_cpu_times()
+    spent = Spent()
+    PATCHES[subject](int(block), spent)
+    add_cpu_times(spent)
     return entry.main(flags)
 
 
