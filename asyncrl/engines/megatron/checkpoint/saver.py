@@ -97,6 +97,8 @@ class Saver:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
         self._host = CheckpointMemory()
+        self._abandoned: list[CheckpointMemory] = []
+        """Memory from which a thread may still write; it stays pinned, so it is never freed."""
         self._writing: Future[None] | None = None
         self._has_checked = False
 
@@ -108,7 +110,7 @@ class Saver:
         CheckpointFailed, also if the previous save failed, or LeaseLost.
         """
         started = time.perf_counter()
-        # Invariant: nothing is put in the memory while the previous save is written from there.
+        # Invariant: nothing is put in the memory while a previous save is written from there.
         self.wait()
         try:
             plan = self._planned(state(self._host), target)
@@ -127,6 +129,8 @@ class Saver:
             try:
                 writing.result(timeout=self._timeout_s)
             except TimeoutError as error:
+                self._abandoned.append(self._host)
+                self._host = CheckpointMemory()
                 raise CheckpointFailed(f"not written within {self._timeout_s:g} s") from error
 
     def check(self) -> bool:

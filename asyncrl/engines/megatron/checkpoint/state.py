@@ -134,7 +134,7 @@ def sharded_state(
     The state of a distributed optimizer is gathered in ``host``.  All other tensors are the live ones, not copies.
     Collective.
     """
-    state = _whole(policy, critic, with_optimizer=with_optimizer, host=host)
+    state = _sharded_learners(policy, critic, with_optimizer=with_optimizer, host=host)
     with_separate_storages(state, host)
     return state
 
@@ -160,7 +160,7 @@ def load_state(
     of the optimizers (learning rates, weight decay, betas) stay as they are.  Raises CheckpointFailed.
     """
     critic = critic if everything else None
-    state = _whole(policy, critic, with_optimizer=with_optimizer, host=None)
+    state = _sharded_learners(policy, critic, with_optimizer=with_optimizer, host=None)
     if with_optimizer:
         _ask_for_parts(policy, state)
         if critic is not None:
@@ -191,14 +191,14 @@ def load_state(
         _set_random_state(found["random"])
 
 
-def _whole(
+def _sharded_learners(
     policy: ModelWithOptimizer,
     critic: ModelWithOptimizer | None,
     *,
     with_optimizer: bool,
     host: CheckpointMemory | None,
 ) -> dict[str, Any]:
-    """Describe a whole checkpoint, to save its tensors with ``host``, or to load them if it is None."""
+    """Return the state of ``sharded_state``: to save it with ``host``, or to load a checkpoint into it without."""
     state = _sharded(policy, "policy", with_optimizer=with_optimizer, host=host)
     state["random"] = _sharded_random_state()
     if critic is not None:

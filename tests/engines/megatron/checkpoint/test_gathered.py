@@ -3,7 +3,9 @@
 Several ranks gather in pieces in ``train/test_parallel_training``, whose checkpoints other layouts resume.
 """
 
+import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 
-from asyncrl.engines.megatron.checkpoint import gathered, state
+from asyncrl.engines.megatron.checkpoint import gathered, saver, state
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
 from asyncrl.engines.megatron.checkpoint.host_memory import BLOCK_BYTES, CheckpointMemory
 from asyncrl.engines.megatron.checkpoint.state import sharded_state
+from asyncrl.errors import CheckpointFailed
 from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.save_targets import target as target_of
 
@@ -22,6 +25,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about c
 
 SMALL_PIECE = 1000
 """Values per piece: less than most parameters have, and not a divisor of any."""
+SLOW_S = 1.0
+"""Seconds that a slow save takes."""
+LATE_S = 2.0
+"""Seconds after which a save is late."""
 
 
 def sharded_tensors(of: dict[str, Any]) -> dict[tuple[str, tuple[int, ...]], ShardedTensor]:
@@ -59,7 +66,15 @@ def test_the_state_is_the_one_of_megatron(
     assert of_optimizer > len(ours) / 2
 
 
-def test_a_second_save_has_the_state_of_its_own_step(tmp_path: Path) -> None:
+def test_a_second_save_has_the_state_of_its_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is that of the first save, for which it waits."""
+    write = saver._write_file  # noqa: SLF001
+
+    def slow(writer: Any, bucket: Any) -> Any:
+        time.sleep(SLOW_S)
+        return write(writer, bucket)
+
+    monkeypatch.setattr(saver, "_write_file", slow)
     settings = trainer_settings(write_checkpoint(tmp_path / "hf"))
     with one_rank(settings) as rank:
         for step in range(2):
@@ -73,6 +88,37 @@ def test_a_second_save_has_the_state_of_its_own_step(tmp_path: Path) -> None:
             after = [rank.train(random_batch(seed=step, step=step)) for step in range(saved, 3)]
         assert (after[-1].loss, after[-1].grad_norm) == (straight.loss, straight.grad_norm)
         assert after[-1].logprobs == straight.logprobs
+
+
+def test_a_save_that_is_late_keeps_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread may still write when the next save begins."""
+    settings = trainer_settings(write_checkpoint(tmp_path / "hf"), save_timeout_s=LATE_S)
+    begun, ends, is_same, write = Event(), Event(), list[bool](), saver._write_file  # noqa: SLF001
+
+    def late(writer: Any, bucket: Any) -> Any:
+        tensors = [tensor for _, tensor in bucket[2][1]]
+        before = [tensor.clone() for tensor in tensors]
+        begun.set()
+        assert ends.wait(60.0)
+        is_same.append(all(map(torch.equal, before, tensors)))
+        ends.clear()
+        return write(writer, bucket)
+
+    with one_rank(settings) as rank:
+        rank.train(random_batch(seed=0, step=0))
+        monkeypatch.setattr(saver, "_write_file", late)
+        rank.begin_checkpoint(target_of(tmp_path / "saved", 1), {}, with_optimizer=True)
+        assert begun.wait(60.0)
+        monkeypatch.setattr(saver, "_write_file", write)
+        with pytest.raises(CheckpointFailed, match="not written within"):
+            rank.finish_checkpoint()
+        rank.train(random_batch(seed=1, step=1))
+        rank.begin_checkpoint(target_of(tmp_path / "saved", 2), {}, with_optimizer=True)
+        rank.finish_checkpoint()
+        ends.set()
+        while ends.is_set():
+            time.sleep(0.01)
+    assert is_same == [True]
 
 
 def test_memory_is_kept_by_name() -> None:
