@@ -199,5 +199,5 @@ class TrainerRestarts:
             raise TrainerFailed(f"the batch of step {step} was not read within {READ_S:g} s") from error
         if self._hooks is not None:
             batch = await self._hooks.prepared_again(batch)
-        logger.info("step %d: trained again after the restart of the trainer", step)
         await self._trainer.train(batch)
+        logger.info("step %d: trained again after the restart of the trainer", step)
