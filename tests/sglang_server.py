@@ -26,7 +26,7 @@ from tests.ports import free_ports
 from tests.tiny_model import tiny_model
 from tests.unit.engines.weight_sync.weight_sets import SendsWeights, scaled
 
-START_S = 300.0
+START_S = 900.0
 """Limit for the start: SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
 
 KEY = "key-of-tests"

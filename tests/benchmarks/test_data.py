@@ -6,7 +6,7 @@ from benchmarks.data import __main__ as benchmark
 from benchmarks.data.measure import Measurement
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_larger_file_takes_no_more_memory(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("data")
     found: dict[int, Measurement] = {}

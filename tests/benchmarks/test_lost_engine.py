@@ -99,6 +99,6 @@ def test_a_server_dies_once_it_is_told_to_and_its_moment_comes(tmp_path: Path, m
         assert server.stdin and server.stdout
         first = server.stdout.readline()
         armed.touch()
-        rest, _ = server.communicate("continue\n", timeout=30.0)
+        rest, _ = server.communicate("continue\n", timeout=90.0)
     assert (first, rest, server.returncode) == ("received 1\n", "", -signal.SIGKILL)
     assert not armed.exists()

@@ -16,7 +16,7 @@ TOOLS: list[dict[str, Any]] = [
 CALL = '<tool_call>\n{"name":"add",  "arguments": {"a":40,"b":2}}\n</tool_call>'
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_sglang_s_parsers_find_calls_and_reasoning_in_another_process() -> None:
     async def main() -> None:
         async with ParserProcess(COMMAND, tool_call_parser="qwen25", reasoning_parser="qwen3") as parser:

@@ -13,7 +13,7 @@ from asyncrl.types import FinishReason
 from tests.sglang_server import BEARER, Servers
 from tests.unit.rollouts.gateway.world import World, run
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 _ADDED = {"token_versions"}
 """Fields that only asyncrl adds; its plug-in for SGLang adds the same."""

@@ -9,7 +9,7 @@ from asyncrl.types import Chunk, FinishReason
 from tests.contract.conftest import OpenPlace
 from tests.generation import PROMPT, answer, answers, ask, emptied, interrupted, until
 
-pytestmark = [pytest.mark.timeout(360), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
+pytestmark = [pytest.mark.timeout(1080), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
 
 def test_an_answer_has_as_many_tokens_as_allowed_each_delivered_once(open_place: OpenPlace) -> None:
@@ -157,7 +157,7 @@ def test_requests_in_flight_survive_a_weight_update(open_place: OpenPlace) -> No
     asyncio.run(run())
 
 
-@pytest.mark.timeout(200)  # SGLang compiles its kernel for penalties at the first of them
+@pytest.mark.timeout(600)  # SGLang compiles its kernel for penalties at the first of them
 def test_a_repetition_penalty_changes_no_other_answer(open_place: OpenPlace) -> None:
     async def run() -> None:
         async with open_place() as place:

@@ -38,7 +38,7 @@ def of_sglang(name: str, text: str) -> list[ToolCall]:
     return [ToolCall(name=call.name, arguments=json.loads(call.parameters)) for call in found]
 
 
-@pytest.mark.timeout(300)  # importing the parsers takes 10 s of CPU time
+@pytest.mark.timeout(900)  # importing the parsers takes 10 s of CPU time
 @pytest.mark.parametrize("name", sorted(PARSERS))
 def test_calls_are_those_that_sglang_finds(name: str) -> None:
     text = ANSWERS[name]
@@ -46,7 +46,7 @@ def test_calls_are_those_that_sglang_finds(name: str) -> None:
     assert PARSERS[name]("It is 5.") == of_sglang(name, "It is 5.") == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_other_formats_are_read_by_sglang_and_unknown_names_are_refused() -> None:
     read = parser_of("pythonic", [SCHEMA])
     assert read('[add(a=2, b="x y")]') == [ToolCall(name="add", arguments={"a": 2, "b": "x y"})]

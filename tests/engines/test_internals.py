@@ -12,13 +12,13 @@ from tests.programs import ROOT, program
 
 PAGE = (ROOT / "docs" / "internals.md").read_text()
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     command = program("tests.engines.internals_process")
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=1740)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 

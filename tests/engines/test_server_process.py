@@ -72,7 +72,7 @@ def test_a_server_ends_when_its_parent_ends(tmp_path: Path) -> None:
         f"s = ServerProcess('s', sleep, {{}}, Path({str(tmp_path / 'log')!r}));"
         "print(s.pid, flush=True); os._exit(0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=90)
     until(lambda: not session_of(int(done.stdout)))
 
 

@@ -25,9 +25,9 @@ QUICKSTART_STEPS = 60
 """The number of steps in the file of the quickstart."""
 FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
 """Names of what becomes of generated tokens."""
-START_S = 300.0
+START_S = 900.0
 """Limit for the first steps of a run on a busy machine."""
-RUN_S = 400.0
+RUN_S = 1200.0
 """Limit for a run of a few steps on a busy machine."""
 LEAVING_S = 10.0
 """Time that Ray's reaper needs when the program ended in the millisecond in which Ray removes its signal handlers."""

@@ -34,7 +34,7 @@ END_THINK, END = IDS["</think>"], IDS["<|im_end|>"]
 DROPPING = ("verifiers", "ten questions")
 """Clients that ask further questions: the template then shows the answers before without their thinking."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2700)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

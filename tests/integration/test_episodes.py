@@ -11,7 +11,7 @@ from tests.integration.launcher import FATES, QUICKSTART, run
 TWO_TURNS = "tests/integration/episodes/two_turns.py"
 SMALL = ("--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--eval-interval", "2")
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_a_native_episode_of_two_turns_trains_and_is_evaluated(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from asyncrl.engines.cluster.ray_files import session_folder
 from tests.integration.launcher import QUICKSTART, ROOT, RUN_S, START_S, Launched, Outcome, run
 from tests.listeners import showing
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 STEPS = ("--num-rollout", "2", "--eval-interval", "2", "--no-use-tensorboard", "--eval-prompt-data")
 HELD_OUT = ROOT / "configs" / "quickstart" / "heldout.jsonl"
@@ -42,7 +42,7 @@ from pathlib import Path
 
 def status(url):
     try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
+        with urllib.request.urlopen(url, timeout=180) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -61,7 +61,7 @@ def evaluate(args, rollout_id, data_source, evaluation=False):
         body = json.dumps({"text": row[data_set.input_key], "sampling_params": params}).encode()
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {args.sglang_api_key}"}
         request = urllib.request.Request(f"{router}/generate", body, headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=180) as answer:
             lengths.append(json.load(answer)["meta_info"]["completion_tokens"])
     rewards = [float(length > 0) for length in lengths]
     return {data_set.name: {"rewards": rewards, "truncated": [length == 48 for length in lengths]}}

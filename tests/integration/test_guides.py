@@ -17,7 +17,7 @@ SMALL = """
 """
 """Flags behind those of a command, which replace them: the numbers of a small machine."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def trained(folder: Path, name: str, *more: str) -> Outcome:

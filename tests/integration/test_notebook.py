@@ -17,7 +17,7 @@ STEPS = 3
 SHORT_FORM = {"STEPS = 20": f"STEPS = {STEPS}", '"reward/mean"] > 0.8': '"reward/mean"] >= 0.0'}
 """Lines of the notebook, and those in their place: fewer steps, and an end of the second run after the first one."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2700)
 
 
 def executed(folder: Path) -> Any:

@@ -22,7 +22,7 @@ SHORT = ("--num-rollout", str(STEPS), "--eval-interval", "4", "--rollout-top-p",
 TIMED = ("train/logprob_diff",)
 """Numbers of the trainer that depend on engines."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")

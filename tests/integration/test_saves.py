@@ -11,7 +11,7 @@ from tests.browser import problems_of
 from tests.integration.launcher import QUICKSTART, START_S, Launched, run
 from tests.unit.page.serving import opened, served
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_a_folder_has_one_run_that_resumes_at_once_after_a_kill(tmp_path: Path) -> None:

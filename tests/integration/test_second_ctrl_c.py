@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.launcher import QUICKSTART, START_S, Launched
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 HANGS = """
 import time

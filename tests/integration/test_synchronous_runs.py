@@ -23,7 +23,7 @@ SAME = ("train/loss", "train/grad_norm", "train/lr", "reward/mean", "response/to
 COUNTS = ("tokens/trained", "groups/trained", "groups/stale")
 HOLDERS = ["trainer", "update", "engines"]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ KILLED_AFTER, STOPPED_AFTER = 3, 6
 """Steps before the kill of a rank, and before another one is stopped."""
 SHORT = ("--eval-interval", str(STEPS), "--skip-eval-before-train", "--no-timeline")
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2700)
 
 
 def processes(launched: Launched, name: str) -> list[psutil.Process]:

@@ -72,7 +72,7 @@ def started(job: dict[str, str], *flags: str) -> Iterator[subprocess.Popen[str]]
 
 def ended(job: dict[str, str], *flags: str) -> tuple[int, str]:
     with started(job, *flags) as running:
-        _, said = running.communicate(timeout=20)
+        _, said = running.communicate(timeout=60)
         return running.returncode, said
 
 
@@ -91,7 +91,7 @@ def test_a_preempted_job_saves_and_is_requeued_before_the_other_machines_end(job
         while sum("rank" in call for call in calls(job)) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=20) == 143
+        assert running.wait(timeout=60) == 143
     told = calls(job)
     assert "rank 0 of node-a: --grace-s 120 --num-rollout 3" in told
     assert "rank 1 of node-a: " in told
@@ -136,7 +136,7 @@ def test_failures_without_progress_end_the_job(job: dict[str, str]) -> None:
 
 
 def test_a_job_without_a_script_is_one_line(job: dict[str, str]) -> None:
-    done = subprocess.run(["bash", str(SLURM), "nothing.sh"], env=job, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["bash", str(SLURM), "nothing.sh"], env=job, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert (
         done.stderr == "error: the first argument must be a script of configs/, got 'nothing.sh'; see docs/launch.md\n"

@@ -26,7 +26,7 @@ def launched(script: str, *flags: str, **environment: str) -> subprocess.Complet
         ["bash", str(ROOT / "configs" / f"{script}.sh"), *flags],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
         env={**os.environ, "PYTHON": sys.executable, "MODEL": str(MODELS / script), "COLUMNS": "160", **environment},
     )
 
@@ -229,7 +229,7 @@ def test_a_signal_reaches_the_program_first(number: signal.Signals, code: int, s
     with led(stand_in) as running:
         assert ends(was_called(stand_in, "train_async.py"))
         running.send_signal(number)
-        assert running.wait(timeout=30) == code
+        assert running.wait(timeout=90) == code
     assert calls(stand_in)[-1] == "Ray was ended"
 
 
@@ -238,14 +238,14 @@ def test_a_signal_ends_the_waiting_for_gpus(number: signal.Signals, code: int, s
     with led({**stand_in, "GPUS_COME_IN_S": "1000"}) as running:
         assert ends(was_called(stand_in, WAITING))
         running.send_signal(number)
-        assert running.wait(timeout=30) == code
+        assert running.wait(timeout=90) == code
     assert not was_called(stand_in, "train_async.py")()
     assert calls(stand_in)[-1] == "Ray was ended"
 
 
 def test_sigterm_in_the_moment_when_the_program_starts(stand_in: dict[str, str]) -> None:
     with led({**stand_in, "HASTE": "the program sends it"}) as running:
-        assert running.wait(timeout=30) == 143
+        assert running.wait(timeout=90) == 143
     assert was_called(stand_in, "Ray was ended")()
 
 
@@ -255,7 +255,7 @@ def test_a_second_signal_does_not_leave_ray_behind(stand_in: dict[str, str]) -> 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             running.send_signal(number)
             time.sleep(0.2)
-        assert running.wait(timeout=30) == 143
+        assert running.wait(timeout=90) == 143
     assert calls(stand_in)[-1] == "Ray was ended"
 
 
@@ -263,7 +263,7 @@ def test_a_ray_that_does_not_end_is_killed(stand_in: dict[str, str]) -> None:
     with led({**stand_in, "RAY_ENDS_IN_S": "1000", "END_TIMEOUT_S": "1"}) as running:
         assert ends(was_called(stand_in, "train_async.py"))
         running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=30) == 143
+        assert running.wait(timeout=90) == 143
         os.killpg(running.pid, signal.SIGKILL)  # what Ray itself had started
         assert running.stderr is not None
         assert "error: Ray did not end within 1 s and was killed" in running.stderr.read()

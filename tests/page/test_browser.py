@@ -16,7 +16,7 @@ from tests.browser import focused_after_tab_key, needs_chromium, open_tab, unlab
 from tests.unit.page.made_runs import write_run, write_status
 from tests.unit.page.serving import served
 
-pytestmark = [needs_chromium, pytest.mark.timeout(300)]
+pytestmark = [needs_chromium, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

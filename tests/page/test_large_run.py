@@ -13,7 +13,7 @@ from benchmarks.page.large_run import make_run
 from benchmarks.page.program import page_of
 from tests.browser import Tab, needs_chromium, open_tab
 
-pytestmark = [needs_chromium, pytest.mark.timeout(600)]
+pytestmark = [needs_chromium, pytest.mark.timeout(1800)]
 
 NUM_STEPS, NUM_FILES, PER_FILE = 10_000, 1_000, 1_000
 FILTER_S = 1.0

@@ -9,7 +9,7 @@ from tests.browser import Tab, needs_chromium, open_tab, unlabelled
 from tests.page.made_samples import LONG_TOKENS, write_samples
 from tests.unit.page.serving import served
 
-pytestmark = [needs_chromium, pytest.mark.timeout(300)]
+pytestmark = [needs_chromium, pytest.mark.timeout(900)]
 
 OPEN_S = 5.0
 """Limit for a page of 4,000 tokens on a busy machine; alone it takes 0.5 s."""

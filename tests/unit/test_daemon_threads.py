@@ -54,7 +54,7 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
 
 def test_a_program_with_hung_threads_exits() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\nlate\n", "")
 
 

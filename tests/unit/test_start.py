@@ -49,7 +49,7 @@ def commands(page: str) -> list[list[str]]:
 def hf_flags() -> set[str]:
     code = "from huggingface_hub.cli.hf import main; main()"
     words = [sys.executable, "-c", code, "download", "--help"]
-    return set(FLAG.findall(subprocess.run(words, capture_output=True, text=True, timeout=50).stdout))
+    return set(FLAG.findall(subprocess.run(words, capture_output=True, text=True, timeout=150).stdout))
 
 
 def known(flag: str) -> bool:

@@ -24,7 +24,7 @@ async def machines(tensor_parallel):
     )
     place = await reserve(ray, layout, 20.0, together_s=3.0 if tensor_parallel == 4 else 20.0)
     actors = [place.rank(Where, rank) for rank in range(4)] + [place.engine(Where, number) for number in range(2)]
-    nodes = ray.get([actor.node.remote() for actor in actors], timeout=30)
+    nodes = ray.get([actor.node.remote() for actor in actors], timeout=90)
     place.release_resources()
     return "".join("abcdef"[list(dict.fromkeys(nodes)).index(node)] for node in nodes)
 
@@ -41,7 +41,7 @@ finally:
 """
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 def test_tensor_parallel_ranks_share_a_machine() -> None:
     """Ray gets its own folder: in its default folder other programs would find this cluster, and join it."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # pytest's folder is too long for Ray's sockets
@@ -49,7 +49,7 @@ def test_tensor_parallel_ranks_share_a_machine() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | own
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=150, check=False, env=environment
+            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=450, check=False, env=environment
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

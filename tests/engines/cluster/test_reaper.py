@@ -102,7 +102,7 @@ def test_a_killed_driver_is_not_put_down_to_the_processes_that_it_takes_along() 
 
 def test_an_end_in_order_leaves_no_orphan_and_spares_what_ends_by_itself() -> None:
     with driver() as (program, (other, orphan, child, spared, reaper)):
-        _, errors = program.communicate("pass\n", timeout=15.0)
+        _, errors = program.communicate("pass\n", timeout=45.0)
         assert (program.returncode, errors) == (0, "")
         assert not any(map(is_running, [orphan, child, reaper]))
         assert is_running(other)
@@ -120,7 +120,7 @@ def test_the_reaper_outlives_signals(number: signal.Signals) -> None:
 def test_an_end_at_once_leaves_the_reaper_and_what_is_not_below_the_program() -> None:
     with driver() as (program, (other, orphan, child, spared, reaper)):
         line = "from asyncrl.app.ending.leaving import end_now; end_now(3, 'at once')\n"
-        _, errors = program.communicate(line, timeout=20.0)
+        _, errors = program.communicate(line, timeout=60.0)
         assert program.returncode == 3
         assert end([other, child, spared, orphan, reaper])
         gone = f"error: the program (process {program.pid}) ended without its clean-up; its processes are ended now\n"
@@ -131,7 +131,7 @@ def test_an_end_at_once_that_leaves_nothing_has_no_second_line() -> None:
     with driver() as (program, (_, orphan, _, _, reaper)):
         orphan.kill()
         line = "from asyncrl.app.ending.leaving import end_now; end_now(3, 'at once')\n"
-        assert program.communicate(line, timeout=20.0)[1] == "at once\n"
+        assert program.communicate(line, timeout=60.0)[1] == "at once\n"
         assert end([reaper])
 
 
@@ -140,7 +140,7 @@ def test_an_end_without_a_word_has_a_line_although_nothing_is_left() -> None:
     with driver(program=silent) as (program, (_, orphan, child, spared, reaper)):
         for process in (orphan, child, spared):
             process.kill()
-        _, errors = program.communicate("child.wait(); spared.wait(); os._exit(1)\n", timeout=20.0)
+        _, errors = program.communicate("child.wait(); spared.wait(); os._exit(1)\n", timeout=60.0)
         assert "ended without its clean-up; its processes are ended now" in errors
         assert end([reaper])
 
@@ -156,7 +156,7 @@ def test_an_end_in_order_needs_no_pidfd() -> None:
     with driver(WITHOUT_PIDFD) as (program, (_, orphan, child, spared, reaper)):
         time.sleep(1.2)  # some looks at the driver
         assert is_running(reaper)
-        _, errors = program.communicate("pass\n", timeout=15.0)
+        _, errors = program.communicate("pass\n", timeout=45.0)
         assert (program.returncode, errors) == (0, "")
         assert not any(map(is_running, [orphan, child, reaper]))
         assert is_running(spared)
@@ -164,7 +164,7 @@ def test_an_end_in_order_needs_no_pidfd() -> None:
 
 def test_the_line_names_the_process_of_ray_that_ended_first() -> None:
     with driver() as (program, (_, _, child, _, reaper)):
-        _, errors = program.communicate("child.kill(); child.wait(); time.sleep(0.5); os._exit(1)\n", timeout=20.0)
+        _, errors = program.communicate("child.kill(); child.wait(); time.sleep(0.5); os._exit(1)\n", timeout=60.0)
         assert errors.startswith(f"error: Ray's GCS (process {child.pid}) ended, and Ray ended the program")
         assert end([reaper])
 
@@ -179,7 +179,7 @@ LEFT_BY_ITS_MAIN_THREAD = (
 
 def test_what_a_program_takes_along_is_not_its_cause_however_long_its_last_thread_takes() -> None:
     with driver() as (program, (_, _, _, _, reaper)):
-        _, errors = program.communicate(LEFT_BY_ITS_MAIN_THREAD, timeout=20.0)
+        _, errors = program.communicate(LEFT_BY_ITS_MAIN_THREAD, timeout=60.0)
         assert errors.startswith(f"error: the program (process {program.pid}) ended without its clean-up")
         assert end([reaper])
 

@@ -68,7 +68,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     program = PROGRAM.replace("{setting}", setting).replace("{body}", body).replace("{before}", before)
     program = program.replace("{internals}", internals)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=False)
 
 
 LOCKED = "logging._acquireLock(); kill(); logging._releaseLock()"

@@ -48,7 +48,7 @@ from asyncrl.token_columns import Routes
 CPU = torch.device("cpu")
 SEVERAL = 2**14
 """Message size in bytes: holds several, but not all, weights of a tiny model."""
-DEADLINE_S = 120
+DEADLINE_S = 360
 """Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 VOCAB = 96
 LENGTHS = (5, 37, 2, 20)

@@ -21,7 +21,7 @@ from tests.generation import PROMPT, Answer, answers, ask, interrupted, until
 from tests.sglang_server import KEY, Servers, open_sglang, start_servers
 from tests.tiny_model import tiny_mixture
 
-pytestmark = [pytest.mark.timeout(360), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
+pytestmark = [pytest.mark.timeout(1080), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
 
 @pytest.fixture(scope="module")

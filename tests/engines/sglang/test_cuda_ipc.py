@@ -67,7 +67,7 @@ async def _served(servers: Servers, sharer: SharesWeights, version: int, *, is_t
         return scores
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_the_server_serves_the_shared_weights_after_each_update(restored_servers: Servers) -> None:
     sharer, teacher = SharesWeights(restored_servers.model, weight_set), Teacher(restored_servers.model)
@@ -80,7 +80,7 @@ def test_the_server_serves_the_shared_weights_after_each_update(restored_servers
         before = scores
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_no_shared_memory_is_left_behind(restored_servers: Servers) -> None:
     mine = re.compile(r"torch_\d+")
     before = {path.name for path in Path("/dev/shm").iterdir() if mine.match(path.name)}

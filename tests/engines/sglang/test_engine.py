@@ -18,7 +18,7 @@ from tests.generation import PROMPT, Answer, answer, answers, ask, full, interru
 from tests.ports import free_ports
 from tests.sglang_server import BEARER, KEY, Servers, main_process, open_sglang
 
-pytestmark = [pytest.mark.timeout(360), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
+pytestmark = [pytest.mark.timeout(1080), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
 JSON = {"Content-Type": "application/json"}
 
@@ -165,7 +165,7 @@ def test_packed_and_plain_answers_are_equal(servers: Servers) -> None:
             "extra_key": rid,  # no cached prefix
         }
         call = urllib.request.Request(f"{servers.engine_url}/generate", orjson.dumps(body), {**JSON, **BEARER})
-        with urllib.request.urlopen(call, timeout=60) as answer:
+        with urllib.request.urlopen(call, timeout=180) as answer:
             lines: list[bytes] = answer.read().split(b"\n")
         return [orjson.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.sglang_server import BEARER, Servers
 
-pytestmark = [pytest.mark.timeout(360), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
+pytestmark = [pytest.mark.timeout(1080), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
 PLAIN = {"input_ids": [5, 9, 33], "sampling_params": {"max_new_tokens": 8}}
 REFUSED: dict[str, dict[str, Any]] = {

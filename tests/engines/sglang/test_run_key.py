@@ -18,7 +18,7 @@ from asyncrl.errors import EngineError, ForeignServer
 from tests.ports import free_ports
 from tests.sglang_server import BEARER, KEY, Servers, main_process
 
-pytestmark = pytest.mark.timeout(360)
+pytestmark = pytest.mark.timeout(1080)
 
 WRONG = {"Authorization": "Bearer wrong"}
 

@@ -27,7 +27,7 @@ from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, 
 from tests.sglang_server import KEY, ServerControl, Servers, a_free_port
 from tests.unit.engines.weight_sync.weight_sets import Teacher, WritesWeights, weight_set
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
 Mode = Literal["in_place", "retract", "abort"]
 Updater = BroadcastUpdater | DiskUpdater

@@ -10,7 +10,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).parents[3]
-START_S = 50.0
+START_S = 150.0
 DEFINED = """
 from functools import partial
 from asyncrl.api.process import RunProcess
@@ -55,6 +55,6 @@ def test_an_interrupt_ends_the_run_and_leaves_the_kernel(kernel: Any) -> None:
     time.sleep(0.5)  # until the cell waits for the next step
     kernel.parent.interrupt_kernel()
     assert message(kernel, "error")["ename"] == "KeyboardInterrupt"
-    speaker.wait(timeout=10.0)
+    speaker.wait(timeout=30.0)
     kernel.execute("print('alive')")
     assert message(kernel, "stream")["text"] == "alive\n"

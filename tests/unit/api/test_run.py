@@ -279,11 +279,11 @@ print(run.pid, flush=True)
 {end}
 """
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, cwd=ROOT, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, cwd=ROOT, check=False
     )
     pid = int(ran.stdout)
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(timeout=10.0)
+        psutil.Process(pid).wait(timeout=30.0)
     assert not psutil.pid_exists(pid)
 
 

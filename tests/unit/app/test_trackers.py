@@ -21,7 +21,7 @@ from asyncrl.metrics.trackers.sink import TrackerLimits
 from tests.unit.config.runs import load
 from tests.unit.metrics.made import UPDATE, evaluation, facts
 
-pytestmark = pytest.mark.timeout(180)  # two processes import wandb
+pytestmark = pytest.mark.timeout(540)  # two processes import wandb
 
 KEY = "5ec4e7" * 7
 OFFLINE = ("--use-wandb", "--wandb-mode", "offline", "--wandb-project", "proj", "--wandb-key", KEY)

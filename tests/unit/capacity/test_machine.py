@@ -203,7 +203,7 @@ def test_a_run_that_needs_more_open_files_than_there_may_be_is_refused_before_it
     more = "--sglang-server-concurrency 4096 --rollout-batch-size 512"
     flags = f"--config {QUICKSTART} {more} --run-dir {tmp_path / 'run'}"
     command = f"ulimit -n 1024 && exec {sys.executable} train_async.py {flags}"
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=50)
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=150)
     assert ended.returncode == 1, "launchers try it again, perhaps on another machine"
     assert ended.stderr.count("\n") == 1
     assert "error: at most 1,024 open files per process (ulimit -Hn), and the 4,096 requests" in ended.stderr
@@ -213,6 +213,6 @@ def test_a_run_that_needs_more_open_files_than_there_may_be_is_refused_before_it
 def test_a_dry_run_shows_the_limits_of_this_machine_and_refuses_nothing(tmp_path: Path) -> None:
     flags = f"--config {QUICKSTART} --sglang-server-concurrency 4096 --run-dir {tmp_path / 'run'} --dry-run"
     command = f"ulimit -n 1024 && exec {sys.executable} train_async.py {flags}"
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=50)
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=150)
     assert ended.returncode == 0, ended.stderr
     assert "on this machine: at most 1,024 open files per process" in ended.stdout

@@ -150,7 +150,7 @@ def test_agent_runs_as_a_command_and_writes_its_reward(tmp_path: Path) -> None:
 
 def run_command(environment: dict[str, str]) -> int:
     command = [sys.executable, "examples/agent/run.py"]
-    return subprocess.run(command, env={**os.environ, **environment}, check=False, timeout=50).returncode
+    return subprocess.run(command, env={**os.environ, **environment}, check=False, timeout=150).returncode
 
 
 def test_agent_observes_a_mistake_in_a_call() -> None:

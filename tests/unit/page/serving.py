@@ -39,5 +39,5 @@ def served(*folders: Path) -> Iterator[str]:
 def opened(url: str) -> str:
     """The page at ``url``, as a browser opens it."""
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-    with opener.open(url, timeout=30) as answer:
+    with opener.open(url, timeout=90) as answer:
         return str(answer.read().decode())

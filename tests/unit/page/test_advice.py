@@ -26,7 +26,7 @@ from tests.unit.page.made_runs import write_run
 from tests.unit.page.serving import opened, served
 
 TINY = Plan(short_steps=2, steps=3, seeds=1, stalenesses=(1,))
-PATIENCE_S = 120.0
+PATIENCE_S = 360.0
 
 
 @pytest.fixture(scope="module")

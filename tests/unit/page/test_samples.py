@@ -25,11 +25,11 @@ class Browser:
 
     def __init__(self, url: str) -> None:
         self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-        self._opener.open(url, timeout=30).close()
+        self._opener.open(url, timeout=90).close()
         self._root = url.partition("/?")[0]
 
     def open(self, address: str) -> str:
-        with self._opener.open(self._root + address, timeout=30) as answer:
+        with self._opener.open(self._root + address, timeout=90) as answer:
             return str(answer.read().decode())
 
     def complete(self, address: str) -> str:

@@ -16,7 +16,7 @@ from asyncrl.page.spans.summing import engine_states, seconds_in
 from asyncrl.page.spans.window import Window, clock, ticks, window_of
 from benchmarks.page.made_timeline import SLOTS, STEP_S, write_timeline
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def read(path: Path) -> tuple[Recording, Snapshot]:

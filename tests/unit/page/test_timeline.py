@@ -105,11 +105,11 @@ def test_an_empty_timeline_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_tab_is_served(run: RunFiles) -> None:
     with served(run.path) as url:
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-        opener.open(url, timeout=30).read()
+        opener.open(url, timeout=90).read()
         base = url.partition("/?")[0]
-        page = opener.open(f"{base}/run/0/timeline?step=7", timeout=30).read().decode()
+        page = opener.open(f"{base}/run/0/timeline?step=7", timeout=90).read().decode()
         assert '<input type="number" name="step" min="0" size="6" value="7">' in page
         assert '<script src="/static/timeline.js?v=' in page
         assert '<th scope="row">trainer</th><td>trains</td>' in page
-        answer = orjson.loads(opener.open(f"{base}/run/0/timeline/data/spans?from=0&to=50", timeout=30).read())
+        answer = orjson.loads(opener.open(f"{base}/run/0/timeline/data/spans?from=0&to=50", timeout=90).read())
         assert (answer["from"], answer["to"]) == (0.0, 50.0)

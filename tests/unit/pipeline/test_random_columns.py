@@ -95,7 +95,7 @@ def story_of(plan: dict[str, Any], *, is_episode: bool, routes: str) -> Story:
 )
 @given(st.binary(min_size=TOGETHER * len(EPISODE_CHOICES), max_size=TOGETHER * len(EPISODE_CHOICES)))
 @pytest.mark.parametrize("is_episode", [False, True])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_over_random_histories_columns_are_those_of_an_uncut_answer(is_episode: bool, draws: bytes) -> None:
     requests = "g{group}.{sample}.t{turn}" if is_episode else "g{group}.{sample}"
     logging.disable(logging.CRITICAL)

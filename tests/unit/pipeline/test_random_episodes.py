@@ -208,7 +208,7 @@ class EpisodeStory(Story):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(st.binary(min_size=TOGETHER * len(CHOICES), max_size=TOGETHER * len(CHOICES)))
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_over_random_histories_episodes_are_trained_on_what_the_engines_saw(draws: bytes) -> None:
     logging.disable(logging.CRITICAL)
     try:

@@ -190,7 +190,7 @@ def resolved(plan: dict[str, Any], requests: str) -> dict[str, Any]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(st.binary(min_size=TOGETHER * len(CHOICES), max_size=TOGETHER * len(CHOICES)))
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_over_random_histories_nothing_is_too_old_or_lost(draws: bytes) -> None:
     logging.disable(logging.CRITICAL)  # thousands of unread warnings take a fifth of the time
     try:

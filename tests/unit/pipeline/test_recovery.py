@@ -381,7 +381,7 @@ SIZE = len(CHOICES) + 3 * MOST_KILLS
 """Bytes that make a life: one for each choice, two for the time of each kill, and one for what it tears."""
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(720)
 @settings(
     max_examples=LIVES // TOGETHER + 1,
     phases=(Phase.generate, Phase.shrink),

@@ -60,7 +60,7 @@ async def graded(reward: RewardFn, name: str, texts: Sequence[str]) -> list[Rewa
         return [f"away: {error}" if isinstance(error, RewardUnavailable) else str(error)]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_functions() -> None:
     """One run for all, because each run starts worker processes."""
 

@@ -106,7 +106,7 @@ def test_a_failed_batch_costs_its_answers_alone() -> None:
     ]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_result_that_cannot_be_read_fails_its_batch() -> None:
     async def run(resources: RewardResources) -> list[str]:
         reward = Batched(RESOLVER, "call")
@@ -117,7 +117,7 @@ def test_a_result_that_cannot_be_read_fails_its_batch() -> None:
     assert second == "RuntimeError: no text"
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_answers_wait_for_a_new_process_if_theirs_ended_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(resources: RewardResources) -> list[float]:
         reward = Batched(RESOLVER, "of")
@@ -138,7 +138,7 @@ def test_answers_wait_for_a_new_process_if_theirs_ended_between_calls(monkeypatc
     assert in_a_run(run) == [11.0] * 300
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_batch_that_the_process_never_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_process, "LOST_S", 0.0)
 

@@ -65,7 +65,7 @@ def test_the_table_has_every_built_in_reward() -> None:
 
 
 @pytest.mark.usefixtures("_files")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_the_examples_give_their_rewards() -> None:
     """One run for all examples, because each run starts worker processes."""
 

@@ -14,7 +14,7 @@ def test_the_example_and_its_test_run_as_printed(tmp_path: Path) -> None:
         (tmp_path / name).write_text(code)
     call = "from test_my_calculator import *; test_the_result_of_a_call_is_observed()"
     assert sorted(FILES) == ["my_calculator.py", "test_my_calculator.py"]
-    subprocess.run([sys.executable, "-c", call], cwd=tmp_path, check=True, env=_with_package(), timeout=60)
+    subprocess.run([sys.executable, "-c", call], cwd=tmp_path, check=True, env=_with_package(), timeout=180)
 
 
 def _with_package() -> dict[str, str]:

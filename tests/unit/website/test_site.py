@@ -33,7 +33,7 @@ FETCHES = {
 """The attributes that make a browser fetch something, by element."""
 OUTSIDE = re.compile(r"\s*(?:\w+:)?//")
 STYLE_URL = re.compile(r"(?:url\(|@import)\s*[\"']?\s*((?:\w+:)?//[^\"')\s]+)")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 class Fetched(HTMLParser):
@@ -68,7 +68,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder))
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=840)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

@@ -50,7 +50,7 @@ def key(block: Block) -> tuple[str, str]:
 
 
 def shell_problems(block: Block, folder: Path) -> list[str]:
-    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=90)
     return [done.stderr] if done.returncode else problems_of(block.text, FILES)
 
 

@@ -48,7 +48,7 @@ def said(flags: list[str]) -> str:
 
 
 def run(folder: Path, program: str) -> str:
-    done = subprocess.run([sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, program], cwd=folder, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -26,7 +26,7 @@ from tests.save_targets import target as target_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
-DEADLINE_S = 120
+DEADLINE_S = 360
 """Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 
 

@@ -24,7 +24,7 @@ from tests.programs import ROOT, program
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
-DEADLINE_S = 240
+DEADLINE_S = 720
 """Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 SIZES = StepSizes(
     device=torch.device("cpu"),

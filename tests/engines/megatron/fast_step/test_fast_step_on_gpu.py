@@ -20,7 +20,7 @@ from tests.engines.megatron.tiny import free_port, one_rank, trainer_settings
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:::torch"),  # torch warns about calls by Megatron
     pytest.mark.filterwarnings("ignore::UserWarning"),  # FlashAttention 4, when it compiles
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the same: it calls old names of its compiler

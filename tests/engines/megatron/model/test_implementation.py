@@ -156,9 +156,9 @@ def without_gpus() -> Iterator[Callable[..., Any]]:
         ProcessPoolExecutor(1, mp_context=SPAWN) as pool,
     ):
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        pool.submit(torch.cuda.device_count).result(timeout=120.0)
+        pool.submit(torch.cuda.device_count).result(timeout=360.0)
         patch.undo()
-        yield lambda function, *args: pool.submit(function, *args).result(timeout=120.0)
+        yield lambda function, *args: pool.submit(function, *args).result(timeout=360.0)
 
 
 @pytest.mark.gpu

@@ -30,7 +30,7 @@ from tests.engines.megatron.tiny import free_port, write_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("ignore:::torch"),  # torch warns about calls by Megatron
 ]
 

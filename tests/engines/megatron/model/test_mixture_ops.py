@@ -20,7 +20,7 @@ from asyncrl.engines.megatron.model.mixture_ops import (
 from tests.engines.megatron.model import kernel_process
 from tests.programs import ROOT, program
 
-DEADLINE_S = 120
+DEADLINE_S = 360
 
 
 def routed(tokens: int, experts: int, k: int, *, unused: int = 0) -> tuple[Tensor, Tensor]:

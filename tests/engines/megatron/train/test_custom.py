@@ -32,7 +32,7 @@ from tests.engines.megatron.train import custom_process
 from tests.engines.megatron.train.custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, TOUCHY, run
 from tests.programs import ROOT, program
 
-DEADLINE_S = 120
+DEADLINE_S = 360
 """Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 
 CODE = """

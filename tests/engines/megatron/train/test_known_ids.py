@@ -18,7 +18,7 @@ from tests.engines.megatron.tiny import VOCAB, one_rank, random_batch, trainer_s
 from tests.engines.megatron.train.episode_batches import sets_of
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:::torch"),  # torch warns about calls by Megatron
 ]
 

@@ -18,7 +18,7 @@ from tests.engines.megatron.train import memory_process
 from tests.engines.megatron.train.memory_process import Shortage, trained
 from tests.programs import ROOT, program
 
-DEADLINE_S = 240
+DEADLINE_S = 720
 pytestmark = [pytest.mark.timeout(2 * DEADLINE_S), pytest.mark.filterwarnings("ignore:::torch")]
 
 REPEATED = "train/repeated_passes"

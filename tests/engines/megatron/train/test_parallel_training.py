@@ -17,7 +17,7 @@ from tests.engines.megatron.rank_process import case
 from tests.engines.megatron.tiny import write_checkpoint
 from tests.programs import ROOT, program
 
-DEADLINE_S = 240
+DEADLINE_S = 720
 """Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 
 PLAIN = {"use_distributed_optimizer": False, "overlap_grad_reduce": False}

@@ -15,7 +15,7 @@ from tests.engines.megatron.routed import MIXTURES, routed
 from tests.engines.megatron.routing_process import case, other_ranks
 from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings
 
-DEADLINE_S = 600
+DEADLINE_S = 1800
 """Limit for all cases of one file on two shared cores; they take 80 s alone."""
 
 TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
@@ -85,7 +85,7 @@ def results(checkpoints: dict[str, Path]) -> Results:
     ]
     with other_ranks(cases) as others:
         mine = [routing_process.run(0, each) for each in cases]
-        theirs = [iter(json.loads(each.communicate(timeout=60)[0].splitlines()[-1])) for each in others]
+        theirs = [iter(json.loads(each.communicate(timeout=180)[0].splitlines()[-1])) for each in others]
     return {
         key: [first, *(next(other) for other in theirs[: key[1] - 1])] for key, first in zip(keys, mine, strict=True)
     }

@@ -20,7 +20,7 @@ from tests.engines.megatron.layouts import layout, processes
 from tests.engines.megatron.tiny import free_port
 from tests.programs import ROOT, program
 
-DEADLINE_S = 180
+DEADLINE_S = 540
 """Limit for a process: importing Megatron takes 10 to 50 s on two shared cores, writing 1.8 GB some seconds more."""
 LAYERS, HIDDEN, INNER, WORDS = 16, 1024, 4096, 8192
 """A model of 560 MB in bfloat16, its largest weight 17 MB."""

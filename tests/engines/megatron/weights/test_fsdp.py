@@ -21,7 +21,7 @@ from tests.programs import ROOT, program
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls without a process group
 
-DEADLINE_S = 180
+DEADLINE_S = 540
 """Limit for two processes that import torch and transformers on two shared cores."""
 
 

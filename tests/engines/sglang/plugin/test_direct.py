@@ -32,11 +32,11 @@ from tests.engines.megatron.weights.fp8_checkpoints import in_fp8
 from tests.engines.sglang.plugin import direct_process
 from tests.programs import ROOT, program
 
-DEADLINE_S = 60
+DEADLINE_S = 180
 CHANNEL = Channel(group=None, main=None)
 """A channel of hooks without a network."""
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(540)
 
 
 class Engine:

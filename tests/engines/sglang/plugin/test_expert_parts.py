@@ -32,10 +32,10 @@ from tests.engines.sglang.plugin.test_replay_check import Engine as RankWithoutN
 from tests.engines.sglang.plugin.test_replay_check import Model, in_a_thread
 from tests.programs import ROOT, program
 
-DEADLINE_S = 60
+DEADLINE_S = 180
 GROUPS = name_of_parts("weights", NUM_PARTS)
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 class Engine:

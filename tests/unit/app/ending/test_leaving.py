@@ -33,7 +33,7 @@ def ended(running: subprocess.Popen[str], printed: str = "") -> tuple[int, str]:
     """Return exit code and error output of a program, none of whose processes may be left."""
     with running:
         try:
-            output, errors = running.communicate(timeout=20)
+            output, errors = running.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             running.kill()
             output, errors = running.communicate()

@@ -46,7 +46,7 @@ def run(
             running.send_signal(number)
             time.sleep(1.0)
         try:
-            _, errors = running.communicate(timeout=20)
+            _, errors = running.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             running.kill()
             _, errors = running.communicate()
@@ -88,5 +88,5 @@ def test_a_program_that_is_suspended_has_not_stood_still(pause_s: float) -> None
         running.send_signal(signal.SIGSTOP)
         time.sleep(pause_s)
         running.send_signal(signal.SIGCONT)
-        _, errors = running.communicate(timeout=20)
+        _, errors = running.communicate(timeout=60)
     assert (running.returncode, errors) == (0, b"")

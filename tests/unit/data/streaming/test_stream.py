@@ -187,7 +187,7 @@ def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
         workers = [psutil.Process(int(pid)) for pid in run.stdout.readline().split()]
         run.kill()
     assert len(workers) == 2
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
 
 

@@ -302,7 +302,7 @@ def test_supervision_ends_although_an_engine_dies_in_that_moment(num_turns: int)
         for _ in range(num_turns):
             await asyncio.sleep(0)
         keeping.cancel()
-        await asyncio.wait([keeping], timeout=100.0)
+        await asyncio.wait([keeping], timeout=300.0)
         return keeping.cancelled()
 
     assert run_virtually(main()) == (True, 5.0)

@@ -7,7 +7,7 @@ from asyncrl.engines.weight_sync.group_abort import abort_together
 
 
 def test_no_abort_waits_for_another_one_to_return() -> None:
-    meeting, aborted = Barrier(3, timeout=20.0), list[int]()
+    meeting, aborted = Barrier(3, timeout=60.0), list[int]()
 
     class Group:
         """A group whose abort returns only once all groups are being aborted; the second one has a dead member."""

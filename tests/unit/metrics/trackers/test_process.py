@@ -107,7 +107,7 @@ def test_the_program_finishes_when_the_driver_is_gone_and_ignores_its_signals(tm
     assert b"done" in child.stdout.readline()
     os.kill(child.pid, signal.SIGTERM)
     os.kill(child.pid, signal.SIGINT)
-    child.communicate(b'{"row": {"step": 7}}\n', timeout=50)
+    child.communicate(b'{"row": {"step": 7}}\n', timeout=150)
     assert child.returncode == 0
     assert written(tmp_path) == [{"step": 7}, "finished"]
 

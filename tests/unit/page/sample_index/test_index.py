@@ -14,7 +14,7 @@ from asyncrl.page.sample_index.versions import between, by_lag
 from asyncrl.rollout_log.files import file_of
 from benchmarks.page.made_up_run import RunShape, write_run, write_step
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 def complete(index: SampleIndex, monkeypatch: pytest.MonkeyPatch | None = None) -> Progress:
