@@ -24,7 +24,7 @@ from benchmarks.common.circumstances import ROOT
 
 NUM_STEPS = 32
 MOST_ATTEMPTS = 3
-START_S = 240.0
+START_S = 900.0
 """Seconds for the steps before the fault, on a busy machine."""
 HANG_S = 200.0
 """Seconds without a step or an end after which a run counts as hung.  All deadlines of the run are shorter."""
