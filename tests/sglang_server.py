@@ -33,8 +33,12 @@ KEY = "key-of-tests"
 """The key of every server and router here."""
 BEARER = {"Authorization": f"Bearer {KEY}"}
 
-SILENCE_S = 150.0
+SILENCE_S = 450.0
 """Limit for the silence within an answer: the first repetition penalty waits for a compiler, half a minute if busy."""
+
+
+CONTROL_S = 90.0
+"""Limit for each control request and update."""
 
 
 class ServerControl(EngineControl):
@@ -153,7 +157,7 @@ def main_process(servers: Servers) -> psutil.Process:
 async def open_sglang(servers: Servers, routes: RoutesShape | None = None) -> AsyncIterator[Place]:
     """Open a client of ``servers`` inside the test's event loop."""
     async with HttpClient(KEY) as http:
-        control = ServerControl(http, servers.engine_url, timeout_s=30.0)
+        control = ServerControl(http, servers.engine_url, timeout_s=CONTROL_S)
         yield Place(
             engine=SGLangEngine(
                 http,
@@ -184,7 +188,7 @@ class _ScalingUpdater:
             master_address="127.0.0.1",
             find_port=a_free_port,
             backend="gloo",
-            timeout_s=30.0,
+            timeout_s=CONTROL_S,
             group_name=uuid.uuid4().hex,
         )
         await updater.connect()

@@ -11,7 +11,7 @@ import torch
 
 from tests.megatron_imports import megatron_imports
 
-MANY_THREADS = 100
+MANY_THREADS = 1000
 
 
 def import_megatron() -> None:
@@ -32,9 +32,9 @@ def ignore_warnings_of_megatron(items: list[pytest.Item], folder: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def few_threads() -> Iterator[None]:
-    """Collect the models of ended ranks, whose gloo groups each have threads.
+    """Collect the models of ended ranks, whose gloo groups each have two threads.
 
-    Without it there were 2,000 threads after two files, and the kernel took a quarter of the time.
+    Most of them live on: hooks of Megatron's ``DistributedDataParallel`` hold it in C++, where nothing is collected.
     """
     yield
     if len(os.listdir("/proc/self/task")) > MANY_THREADS:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
+from typing import Any
 
 import psutil
 
@@ -39,6 +40,12 @@ INTERNALS = (
     Internal(name="ray._private.worker.shutdown", used_in=__name__),
     Internal(name="ray._private.ray_constants.ENABLE_RAY_CLUSTER", used_in=__name__),
     Internal(name="ray._private.services.get_node_ip_address", attributes=("ENABLE_RAY_CLUSTER",), used_in=__name__),
+    Internal(
+        name="ray._private.services.get_node",
+        parameters=("gcs_address", "node_id"),
+        is_exact=True,
+        used_in=__name__,
+    ),
     Internal(name="ray._private.node.Node.start_monitor", parameters=("self",), is_exact=True, used_in=__name__),
     Internal(name="ray._private.node.Node.start_log_monitor", parameters=("self",), is_exact=True, used_in=__name__),
     Internal(name="ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV", used_in=__name__),
@@ -48,6 +55,9 @@ INTERNALS = (
 
 logger = logging.getLogger(__name__)
 
+START_S = 150.0
+"""Seconds for Ray's own processes to come up, some of which import Python's libraries of Ray."""
+ASK_EVERY_S = 0.1
 STOP_GRACE_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 HOLD_EVERY_S = 0.002
@@ -155,7 +165,7 @@ def _connect(ray: ModuleType, num_cpus: int) -> None:
             cpus = max(num_cpus, os.cpu_count() or 1)
             protect_token()
             folder = str(session_folder())
-            with _on_loopback(ray), _without_monitors(ray):
+            with _on_loopback(ray), _without_monitors(ray), _patiently(ray):
                 ray.init(address="local", include_dashboard=False, num_cpus=cpus, _temp_dir=folder, **quietly)
     except Exception as error:  # Ray raises RuntimeError, ConnectionError, RayError and the bare Exception
         raise ServerFailed(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
@@ -175,6 +185,30 @@ def _without_monitors(ray: ModuleType) -> Iterator[None]:
         yield
     finally:
         node.start_monitor, node.start_log_monitor = theirs
+
+
+@contextmanager
+def _patiently(ray: ModuleType) -> Iterator[None]:
+    """Have ``ray.init`` wait ``START_S`` seconds for its node; Ray's own 30 s are too few if it is busy."""
+    services = ray._private.services  # noqa: SLF001 (there is no public way)
+    # Invariant: main thread only, and only while ``ray.init`` runs: the module is patched for the whole process.
+    theirs = services.get_node
+
+    def get_node(gcs_address: str, node_id: str) -> Any:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                return theirs(gcs_address, node_id)
+            except RuntimeError:  # the node has not registered yet
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(ASK_EVERY_S)
+
+    services.get_node = get_node
+    try:
+        yield
+    finally:
+        services.get_node = theirs
 
 
 def _shut_down(ray: ModuleType, hold_signals: Callable[[], None]) -> None:

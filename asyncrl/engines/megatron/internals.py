@@ -16,6 +16,7 @@ from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
 from asyncrl.engines.megatron.model.mixture import INTERNALS as MIXTURE
 from asyncrl.engines.megatron.model.routing import INTERNALS as ROUTING
 from asyncrl.engines.megatron.setup.fused_adam import INTERNALS as FUSED
+from asyncrl.engines.megatron.setup.gloo_device import INTERNALS as GLOO
 from asyncrl.engines.megatron.setup.gradient_norm import INTERNALS as GRADIENT_NORM
 from asyncrl.engines.megatron.setup.pinned import INTERNALS as PINNED
 from asyncrl.engines.megatron.train.forward_step import INTERNALS as FORWARD_STEP
@@ -37,6 +38,7 @@ TRAINER = (
     *FORWARD_STEP,
     *FUSED,
     *GATHERED,
+    *GLOO,
     *GRADIENT_NORM,
     *GROUPS,
     *HANDLES,

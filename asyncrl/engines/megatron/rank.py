@@ -37,6 +37,7 @@ from asyncrl.engines.megatron.model.implementation import check_alike, with_impl
 from asyncrl.engines.megatron.model.packing import Example, Floats
 from asyncrl.engines.megatron.model.routing import RoutingReplay
 from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
+from asyncrl.engines.megatron.setup.gloo_device import share_gloo_device
 from asyncrl.engines.megatron.setup.ranks import on_first_rank
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.megatron.train.critic import Critic, critic_shape
@@ -495,6 +496,8 @@ def _device(kind: str, rank: int) -> torch.device:
 
 
 def _join_trainers(settings: TrainerSettings, rank: int, world_size: int, address: str) -> None:
+    if settings.device == "cpu":
+        share_gloo_device()
     dist.init_process_group(
         "gloo" if settings.device == "cpu" else "cpu:gloo,cuda:nccl",
         init_method=address,

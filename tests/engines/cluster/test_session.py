@@ -30,6 +30,7 @@ ray.init, ray.shutdown = init, shutdown
 ray._private = types.SimpleNamespace(
     utils=types.SimpleNamespace(set_sigterm_handler=set_sigterm_handler),
     ray_constants=types.SimpleNamespace(ENABLE_RAY_CLUSTER=True),
+    services=types.SimpleNamespace(get_node=lambda address, node_id: next(answers)(node_id)),
     node=types.SimpleNamespace(Node=types.SimpleNamespace(start_monitor=print, start_log_monitor=print)),
 )
 sys.modules["ray"] = ray
@@ -108,6 +109,24 @@ def test_before_anything_is_started_a_signal_ends_the_program_at_once() -> None:
 def test_a_cluster_that_does_not_start_is_one_line() -> None:
     done = run("def during_init(): raise Exception('timed out\\nmore')")
     assert done.stderr.strip() == "error: ServerFailed: Ray did not start: timed out"
+
+
+NOT_YET = """
+def not_yet(node_id): raise RuntimeError(f"no node {node_id}")
+def during_init(): print(ray._private.services.get_node("address", "seven"))
+answers = iter([not_yet] * 3 + [lambda node_id: f"found {node_id}"] + [not_yet] * 1000)
+"""
+"""Code that asks for a node when Ray starts, which is there at the fourth look."""
+
+
+def test_ray_is_waited_for_longer_than_ray_does() -> None:
+    done = run(NOT_YET)
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (0, ["found seven"]), done.stderr
+
+
+def test_a_node_that_never_comes_ends_the_start_in_time() -> None:
+    done = run(f"{NOT_YET}\nfor _ in range(4): next(answers)", internals=f"{UNCHECKED}\nsession.START_S = 0.3")
+    assert done.stderr.strip() == "error: ServerFailed: Ray did not start: no node seven"
 
 
 def test_signals_that_follow_the_first_change_nothing() -> None:

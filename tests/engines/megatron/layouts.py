@@ -30,6 +30,7 @@ with megatron_imports():
     from asyncrl.engines.megatron.model.packing import Example, Packing, microbatches, part_of
     from asyncrl.engines.megatron.model.routing import RoutingReplay
     from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
+    from asyncrl.engines.megatron.setup.gloo_device import share_gloo_device
     from asyncrl.engines.megatron.weights.fp8 import BlockFp8, fp8_of
     from asyncrl.engines.megatron.weights.gathering import whole_weights
     from asyncrl.engines.megatron.weights.hf_weights import (
@@ -60,6 +61,7 @@ Tensors = dict[str, torch.Tensor]
 @contextmanager
 def processes(rank: int, world_size: int, port: int) -> Iterator[None]:
     """The process group of all ranks."""
+    share_gloo_device()  # or the groups of every model that lives on would take CPU time until the process ends
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",

@@ -146,7 +146,7 @@ def test_a_resumed_answer_asks_for_the_rows_that_are_new(mixture: Servers) -> No
 def test_a_retracted_answer_has_each_row_once_also_if_it_is_aborted_then(mixture: Servers) -> None:
     async def run() -> None:
         async with open_sglang(mixture, SHAPE) as place, HttpClient(KEY) as http, asyncio.TaskGroup() as tasks:
-            control = EngineControl(http, mixture.engine_url, timeout_s=30.0)
+            control = EngineControl(http, mixture.engine_url, timeout_s=90.0)
             requests = [asking(ask(place, seed, 300)) for seed in range(4)]
             chunks: list[list[Chunk]] = [[] for _ in requests]
             running = [

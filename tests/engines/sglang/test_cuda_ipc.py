@@ -50,9 +50,9 @@ class SharesWeights(SendsWeights):
 async def _served(servers: Servers, sharer: SharesWeights, version: int, *, is_time_shared: bool) -> Sequence[float]:
     """Publish a version, with engine and trainer time-sharing the GPUs or not, and score some tokens."""
     async with HttpClient(KEY) as http:
-        control = EngineControl(http, servers.engine_url, timeout_s=30.0)
-        gpus = SharedGpus([control], sharer, holder="engines", timeout_s=30.0)
-        updater = TensorUpdater([control], sharer, ranks_per_engine=1, timeout_s=30.0)
+        control = EngineControl(http, servers.engine_url, timeout_s=90.0)
+        gpus = SharedGpus([control], sharer, holder="engines", timeout_s=90.0)
+        updater = TensorUpdater([control], sharer, ranks_per_engine=1, timeout_s=90.0)
         await updater.connect()
         sharer.version = version
         if is_time_shared:
@@ -61,7 +61,7 @@ async def _served(servers: Servers, sharer: SharesWeights, version: int, *, is_t
         await updater.publish(Weights(version=version, step=version))
         if is_time_shared:
             await gpus.acquire_for_generation()
-        engine = SGLangEngine(http, (servers.engine_url,), router_url=None, request_timeout_s=30.0)
+        engine = SGLangEngine(http, (servers.engine_url,), router_url=None, request_timeout_s=90.0)
         scores = await engine.score(TOKENS, 8)
         assert (await http.look(f"{servers.engine_url}/model_info", 30.0))["weight_version"] == str(version)
         return scores

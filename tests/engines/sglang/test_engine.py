@@ -41,7 +41,7 @@ def test_a_retracted_request_that_is_interrupted_keeps_all_its_tokens(servers: S
         async with open_sglang(servers) as place, HttpClient(KEY) as http, asyncio.TaskGroup() as tasks:
             requests = [ask(place, seed, 500) for seed in range(4)]
             whole = await answers(place.engine, requests)
-            control = EngineControl(http, servers.engine_url, timeout_s=30.0)
+            control = EngineControl(http, servers.engine_url, timeout_s=90.0)
             speed = await control.decoding_speed(10.0)
             assert speed is not None and speed.tokens_per_s > 0  # slow engines are found by it
             chunks: list[list[Chunk]] = [[] for _ in requests]
@@ -71,7 +71,7 @@ def test_a_server_whose_scheduler_hangs_does_not_answer_a_probe(servers: Servers
 
     async def run() -> None:
         async with HttpClient(KEY) as http:
-            control = EngineControl(http, servers.engine_url, timeout_s=30.0)
+            control = EngineControl(http, servers.engine_url, timeout_s=90.0)
             scheduler.suspend()
             try:
                 with pytest.raises(EngineTimeout):
@@ -110,7 +110,7 @@ def test_a_server_can_be_emptied_only_when_nothing_runs(servers: Servers) -> Non
                 await EngineControl(http, servers.engine_url, timeout_s=2.0).empty()
             await place.engine.interrupt()
             await busy
-            await EngineControl(http, servers.engine_url, timeout_s=30.0).empty()
+            await EngineControl(http, servers.engine_url, timeout_s=90.0).empty()
 
     asyncio.run(run())
 
@@ -119,7 +119,7 @@ def test_getting_a_server_ready_does_not_change_its_answers(servers: Servers, ca
     async def run() -> None:
         async with open_sglang(servers) as place, HttpClient(KEY) as http:
             before = await answer(place.engine, ask(place, 1, 20))
-            await EngineControl(http, servers.engine_url, timeout_s=30.0).get_ready(30.0)
+            await EngineControl(http, servers.engine_url, timeout_s=90.0).get_ready(90.0)
             assert (await answer(place.engine, ask(place, 1, 20))).token_ids == before.token_ids
 
     asyncio.run(run())

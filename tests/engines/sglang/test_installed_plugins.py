@@ -37,7 +37,7 @@ def url_without_plugins(servers: Servers, tmp_path: Path) -> Iterator[str]:
 async def plugins_of(url: str) -> EnginePlugins:
     async with HttpClient(KEY) as http:
         await wait_for_server(http, url, START_S)
-        return await EngineControl(http, url, timeout_s=30.0).plugins()
+        return await EngineControl(http, url, timeout_s=90.0).plugins()
 
 
 def test_an_engine_with_our_plug_ins_names_them(servers: Servers) -> None:

@@ -1,4 +1,4 @@
-"""Eight weight updates of the real SGLang while it generates long answers: each pause mode keeps every answer."""
+"""Four weight updates of the real SGLang while it generates long answers: each pause mode keeps every answer."""
 
 import asyncio
 import contextlib
@@ -34,11 +34,13 @@ Updater = BroadcastUpdater | DiskUpdater
 
 PROMPT = tuple(range(2, 34))
 NUM_SAMPLES = 8
-NUM_UPDATES = 8
-NUM_TOKENS = 2000
-"""Length of an answer: about 10 s on two idle cores, three times as long as the updates."""
+NUM_UPDATES = 4
+NUM_TOKENS = 1000
+"""Length of an answer: about 5 s on two idle cores, three times as long as the updates."""
 BETWEEN_S = 0.1
 """Time between two updates: about 20 tokens of every answer."""
+WAIT_S = 180.0
+"""Limit for each answer of the server, which takes part of a second on idle cores."""
 CLOSE = 1e-4
 """Tolerance of log-probs: engine and teacher agree to 5e-6; two versions are as close for one token in thousands."""
 
@@ -84,7 +86,7 @@ class Control(ServerControl):
     """``ServerControl`` that keeps how long the engine reported to have stood still, and whether it met the trainer."""
 
     def __init__(self, http: HttpClient, url: str) -> None:
-        super().__init__(http, url, timeout_s=60.0)
+        super().__init__(http, url, timeout_s=WAIT_S)
         self.still_s: list[float | None] = []
         self.met: list[bool] = []
 
@@ -115,19 +117,19 @@ async def _broadcasting(control: Control, sender: WritesWeights, mode: Mode) -> 
         master_address="127.0.0.1",
         find_port=a_free_port,
         backend="gloo",
-        timeout_s=60.0,
+        timeout_s=WAIT_S,
         pause_mode="retract" if mode == "retract" else "in_place",
         group_name=uuid.uuid4().hex,
         is_checked=True,
     )
-    reach = Reach(sender, master_address="127.0.0.1", find_port=a_free_port, backend="gloo", timeout_s=60.0)
+    reach = Reach(sender, master_address="127.0.0.1", find_port=a_free_port, backend="gloo", timeout_s=WAIT_S)
     assert await reach.unmet((control,)) == {}
     assert control.met == [True]
     await updater.connect()
     yield updater
     assert updater.is_direct
     assert control.still_s
-    assert all(since_s is not None and 0.0 < since_s < 60.0 for since_s in control.still_s)
+    assert all(since_s is not None and 0.0 < since_s < WAIT_S for since_s in control.still_s)
     await control.leave_group(updater.group_name)
 
 
@@ -137,7 +139,7 @@ def left_in(folder: Path) -> set[str]:
 
 @contextlib.asynccontextmanager
 async def _through(disk: Path, control: EngineControl, sender: WritesWeights) -> AsyncIterator[Updater]:
-    updater = DiskUpdater(EngineMembership((control,)), sender, folder=disk, timeout_s=60.0)
+    updater = DiskUpdater(EngineMembership((control,)), sender, folder=disk, timeout_s=WAIT_S)
     await updater.connect()
     yield updater
     assert left_in(disk) == {f"version-{version}" for version in (sender.version - 1, sender.version)}
@@ -150,7 +152,7 @@ async def _update_in_flight(servers: Servers, mode: Mode, disk: Path | None) -> 
         way = _broadcasting(control, sender, mode) if disk is None else _through(disk, control, sender)
         updater = await stack.enter_async_context(way)
         engine = RecordingEngine(
-            SGLangEngine(http, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=60.0)
+            SGLangEngine(http, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=WAIT_S)
         )
         published: dict[int, Weights] = {}
         retrying = RetryingEngine(engine, 3, lambda: published[max(published)])
@@ -176,7 +178,7 @@ async def _update_in_flight(servers: Servers, mode: Mode, disk: Path | None) -> 
                 )
                 for partial in partials
             ]
-            async with asyncio.timeout(60.0):
+            async with asyncio.timeout(WAIT_S):
                 while not all(partial.token_ids for partial in partials):  # noqa: ASYNC110 -- a remote server
                     await asyncio.sleep(0.01)
             for _ in range(NUM_UPDATES):

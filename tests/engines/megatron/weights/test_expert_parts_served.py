@@ -60,7 +60,7 @@ class Run:
             master_address="127.0.0.1",
             find_port=a_port,
             backend="gloo",
-            timeout_s=120.0,
+            timeout_s=360.0,
             group_name=name,
             is_checked=is_checked,
         )
@@ -143,10 +143,10 @@ def test_each_rank_receives_the_experts_that_it_holds(tmp_path: Path, caplog: py
     async def whole_run(server: ServerProcess, url: str, rank: MegatronRank) -> None:
         async with HttpClient(KEY) as http:
             await until_it_answers(http, server, url)
-            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=120.0)
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=360.0)
             run = Run(
                 rank=rank,
-                control=EngineControl(http, url, timeout_s=120.0, num_ranks=2),
+                control=EngineControl(http, url, timeout_s=360.0, num_ranks=2),
                 engine=engine,
                 folder=tmp_path,
             )

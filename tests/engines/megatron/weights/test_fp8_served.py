@@ -97,17 +97,17 @@ async def until_it_answers(http: HttpClient, server: ServerProcess, url: str) ->
 async def update_both_ways(server: ServerProcess, url: str, rank: MegatronRank, folder: Path) -> None:
     async with HttpClient(KEY) as http:
         await until_it_answers(http, server, url)
-        control = EngineControl(http, url, timeout_s=60.0)
+        control = EngineControl(http, url, timeout_s=180.0)
         broadcast = BroadcastUpdater(
             EngineMembership((control,)),
             Sender(rank),
             master_address="127.0.0.1",
             find_port=a_port,
             backend="gloo",
-            timeout_s=60.0,
+            timeout_s=180.0,
             is_checked=True,
         )
-        disk = DiskUpdater(EngineMembership((control,)), Sender(rank), folder=folder, timeout_s=60.0)
+        disk = DiskUpdater(EngineMembership((control,)), Sender(rank), folder=folder, timeout_s=180.0)
         await broadcast.connect()
         await disk.connect()
         updaters: tuple[WeightUpdater, ...] = broadcast, broadcast, disk, broadcast
