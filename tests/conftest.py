@@ -64,6 +64,8 @@ def _not_served() -> str:
     return ",".join(sorted(name for name in names if name not in SERVED))
 
 
+# numpy's threads wait for work in a loop, in every process of the tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", _not_served())  # servers inherit it
 
 settings.register_profile("no deadline", deadline=None)  # hypothesis' default is 200 ms for each example
@@ -119,6 +121,7 @@ def num_gpus() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the objects of imports (300,000 with torch) from every later garbage collection."""
+    """Exclude the objects of imports (300,000 with torch) from later garbage collections, and collect less often."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

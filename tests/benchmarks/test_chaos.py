@@ -5,12 +5,12 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 
-from benchmarks.chaos import disks, holds
+from benchmarks.chaos import disks, holds, lives
 from benchmarks.chaos.__main__ import Share, main
 from benchmarks.chaos.accounts import (
     DOCUMENTED,
@@ -27,6 +27,8 @@ from benchmarks.chaos.faults import all_faults, life, named
 from benchmarks.common.endless_run import GROUP_FATES, TOKEN_FATES
 
 BATCH = 4
+SHORT = 12
+"""Steps of a life whose fault is drawn for the fourth one."""
 
 
 def row(step: int, *, stale: int = 0, lost: int = 0) -> dict[str, Any]:
@@ -214,10 +216,16 @@ def test_an_unknown_fault_is_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.timeout(2700)
-def test_a_run_whose_driver_is_killed_resumes_and_leaves_no_process(tmp_path: Path) -> None:
-    assert main(["--lives", "1", "--only", "kill-driver@commit", "--out", str(tmp_path)]) == 0
+def test_a_run_whose_driver_is_killed_resumes_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lives, "NUM_STEPS", SHORT)
+    for flag in ("num-rollout", "eval-interval"):
+        monkeypatch.setitem(cast(dict[str, object], lives.FLAGS), flag, SHORT)
+    killed_early = ["--lives", "1", "--seed", "6", "--only", "kill-driver@commit", "--out", str(tmp_path)]
+    assert main(killed_early) == 0
     (told,) = (orjson.loads(line) for line in (tmp_path / "lives.jsonl").read_bytes().splitlines())
     assert told["verdict"] == TO_THE_END
     assert told["codes"] == [-9, 0]
     assert told["said"].startswith("error: the program (process ")
-    assert main(["--lives", "1", "--only", "kill-driver@commit", "--out", str(tmp_path)]) == 0, "it is not repeated"
+    assert main(killed_early) == 0, "it is not repeated"

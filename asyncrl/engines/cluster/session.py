@@ -46,6 +46,12 @@ INTERNALS = (
         is_exact=True,
         used_in=__name__,
     ),
+    Internal(
+        name="ray._private.node.Node.start_api_server",
+        parameters=("self",),
+        keywords=("include_dashboard", "raise_on_failure"),
+        used_in=__name__,
+    ),
     Internal(name="ray._private.node.Node.start_monitor", parameters=("self",), is_exact=True, used_in=__name__),
     Internal(name="ray._private.node.Node.start_log_monitor", parameters=("self",), is_exact=True, used_in=__name__),
     Internal(name="ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV", used_in=__name__),
@@ -55,6 +61,8 @@ INTERNALS = (
 
 logger = logging.getLogger(__name__)
 
+EXTRAS = ("start_monitor", "start_log_monitor", "start_api_server")
+"""Methods of Ray's node that start a process which a run does not need."""
 START_S = 150.0
 """Seconds for Ray's own processes to come up, some of which import Python's libraries of Ray."""
 ASK_EVERY_S = 0.1
@@ -165,26 +173,29 @@ def _connect(ray: ModuleType, num_cpus: int) -> None:
             cpus = max(num_cpus, os.cpu_count() or 1)
             protect_token()
             folder = str(session_folder())
-            with _on_loopback(ray), _without_monitors(ray), _patiently(ray):
+            with _on_loopback(ray), _without_extras(ray), _patiently(ray):
                 ray.init(address="local", include_dashboard=False, num_cpus=cpus, _temp_dir=folder, **quietly)
     except Exception as error:  # Ray raises RuntimeError, ConnectionError, RayError and the bare Exception
         raise ServerFailed(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
 
 
 @contextmanager
-def _without_monitors(ray: ModuleType) -> Iterator[None]:
-    """Have ``ray.init`` start neither an autoscaler nor a process that sends the logs of workers to the driver.
+def _without_extras(ray: ModuleType) -> Iterator[None]:
+    """Have ``ray.init`` start no autoscaler, no API server, and no process that sends logs of workers to the driver.
 
-    A run asks for no machine and takes no log from Ray.  Both processes cost 2 s of CPU time and 200 MB.
+    A run asks for no machine, submits no job to its own cluster, and takes no log from Ray.  The three processes cost
+    4 s of CPU time and 300 MB.
     """
     node = ray._private.node.Node  # noqa: SLF001 (there is no public way)
     # Invariant: main thread only, and only while ``ray.init`` runs: the class is patched for the whole process.
-    theirs = node.start_monitor, node.start_log_monitor
-    node.start_monitor = node.start_log_monitor = lambda self: None
+    theirs = {name: getattr(node, name) for name in EXTRAS}
+    for name in EXTRAS:
+        setattr(node, name, lambda self, **_: None)
     try:
         yield
     finally:
-        node.start_monitor, node.start_log_monitor = theirs
+        for name, method in theirs.items():
+            setattr(node, name, method)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 
 PROGRAM = """
 import asyncio, atexit, logging, os, signal, subprocess, sys, time, types, uvloop
+from asyncrl.engines.cluster import session
 ray = types.ModuleType("ray")
 def set_sigterm_handler(handler):
     signal.signal(signal.SIGTERM, handler)
@@ -31,14 +32,13 @@ ray._private = types.SimpleNamespace(
     utils=types.SimpleNamespace(set_sigterm_handler=set_sigterm_handler),
     ray_constants=types.SimpleNamespace(ENABLE_RAY_CLUSTER=True),
     services=types.SimpleNamespace(get_node=lambda address, node_id: next(answers)(node_id)),
-    node=types.SimpleNamespace(Node=types.SimpleNamespace(start_monitor=print, start_log_monitor=print)),
+    node=types.SimpleNamespace(Node=types.SimpleNamespace(**dict.fromkeys(session.EXTRAS, print))),
 )
 sys.modules["ray"] = ray
 kill = lambda: os.kill(os.getpid(), signal.SIGTERM)
 during_init = during_shutdown = lambda: None
 spared = []
 {setting}
-from asyncrl.engines.cluster import session
 {internals}
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.app.signals import Signals
