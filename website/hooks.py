@@ -9,7 +9,7 @@ from mkdocs.structure.pages import Page
 
 from website import reference
 from website.api import api_page
-from website.links import Places, anchor_of, rewritten
+from website.links import UNKNOWN, Places, anchor_of, origin_of, rewritten
 from website.results import design_page, result_files, results_page
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +24,8 @@ FOLDERS = {"docs/design": "design/index.md", "benchmarks/results": "results/inde
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Give headings the anchors of GitHub, which the pages' links have."""
+    """Find the repository's address, and give headings the anchors of GitHub, which the pages' links have."""
+    config.extra["repository"] = config.extra["repository"] or origin_of(ROOT) or UNKNOWN
     config.mdx_configs.setdefault("toc", {})["slugify"] = anchor_of
     return config
 
@@ -46,7 +47,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     origins = {there: origin for origin, there in outside().items()}
     in_site = {f"docs/{file.src_uri}": file.src_uri for file in files if file.generated_by is None}
     places = Places(ROOT, config.extra["repository"], in_site | outside() | FOLDERS)
-    return rewritten(markdown, origins.get(place, f"docs/{place}"), place, places)
+    named = markdown.replace(UNKNOWN, places.address)  # in commands that readers copy
+    return rewritten(named, origins.get(place, f"docs/{place}"), place, places)
 
 
 @functools.cache

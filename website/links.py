@@ -6,14 +6,20 @@ other places, and all other files of the repository are only at its address.
 
 import posixpath
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+UNKNOWN = "https://github.com/OWNER/asyncrl"
+"""Stands for the repository's address in pages."""
 _FENCE = re.compile(r"^( *)(`{3,}).*?^\1\2`*[ ]*$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
 _OUTSIDE = re.compile(r"[a-z]+:|#")
+_REMOTE = re.compile(
+    r"(?:https?://(?:[^/@]+@)?|(?:ssh://)?git@)(?P<host>[\w.-]+)(?::\d+/|[:/])(?P<path>[^:]+?)(?:\.git)?/?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,21 @@ class Places:
     """The address at which the repository's files can be read, without a slash at its end."""
     in_site: Mapping[str, str]
     """The places in the site by paths in the repository; folders may have a page as well."""
+
+
+def origin_of(root: Path) -> str | None:
+    """Return the address of the website of the clone's origin; None without git, or if it is a folder."""
+    command = ["git", "-C", str(root), "remote", "get-url", "origin"]
+    try:
+        return website_of(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def website_of(remote: str) -> str | None:
+    """Return the website of a remote: ``git@HOST:OWNER/NAME.git`` is at ``https://HOST/OWNER/NAME``."""
+    found = _REMOTE.fullmatch(remote)
+    return None if found is None else f"https://{found['host']}/{found['path']}"
 
 
 def rewritten(markdown: str, origin: str, place: str, places: Places) -> str:

@@ -14,7 +14,7 @@ from asyncrl.metrics.names import METRICS
 from asyncrl.rollout_log.files import schema
 from tests.unit.website.blocks import ROOT
 from website.api import SECTIONS
-from website.links import Places, anchor_of, rewritten
+from website.links import Places, anchor_of, rewritten, website_of
 from website.results import result_files
 
 FETCHES = {
@@ -127,6 +127,22 @@ PLACES = Places(
 )
 def test_links_lead_to_the_site_or_to_the_repository(origin: str, place: str, link: str, expected: str) -> None:
     assert rewritten(f"See [this]({link}).", origin, place, PLACES) == f"See [this]({expected})."
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://github.com/someone/asyncrl.git", "https://github.com/someone/asyncrl"),
+        ("https://name:secret@example.org/group/asyncrl", "https://example.org/group/asyncrl"),
+        ("git@github.com:someone/asyncrl.git", "https://github.com/someone/asyncrl"),
+        ("ssh://git@example.org:2222/group/sub/asyncrl.git", "https://example.org/group/sub/asyncrl"),
+        ("/home/someone/asyncrl", None),
+        ("file:///home/someone/asyncrl", None),
+        ("", None),
+    ],
+)
+def test_links_to_the_repository_lead_to_where_it_was_cloned_from(remote: str, address: str | None) -> None:
+    assert website_of(remote) == address
 
 
 def test_code_keeps_its_links_and_tables_show_plain_pipes() -> None:
