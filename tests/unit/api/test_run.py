@@ -40,7 +40,8 @@ class Started:
     def _process(self, actions: tuple[str, ...]) -> RunProcess:
         program = ("-m", "tests.unit.api.speaker")
         started = RunProcess(actions, grace_s=0.0, shows_output=False, program=program)
-        self.processes.append(psutil.Process(started.pid))
+        with suppress(psutil.NoSuchProcess):  # it has ended, and RunProcess has waited for it
+            self.processes.append(psutil.Process(started.pid))
         return started
 
     def ended(self, timeout_s: float = 30.0) -> bool:
