@@ -4,8 +4,9 @@ import gc
 import importlib.metadata
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -28,6 +29,30 @@ def quick_imports(*hidden: str) -> Iterator[None]:
         importlib.metadata.packages_distributions = theirs
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def cpu_imports(*hidden: str) -> Iterator[None]:
+    """Import as in ``quick_imports``, and leave functions as they are that ``torch.compile`` would compile.
+
+    For processes without a GPU.  The first call of ``torch.compile`` imports the compiler in 1 s, and each compiled
+    function waits half a minute for a C++ compiler when it is first called, for example for repetition penalties.
+    """
+    import torch
+
+    # Invariant: torch compiles again after the block, since user code may ask for it.
+    compiled = torch.compile
+    torch.compile = _as_it_is  # type: ignore[assignment]
+    try:
+        with quick_imports(*hidden):
+            yield
+    finally:
+        torch.compile = compiled
+
+
+def _as_it_is(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
+    """The decorator with and without options."""
+    return function or _as_it_is
 
 
 def packages_distributions() -> dict[str, list[str]]:

@@ -158,6 +158,7 @@ MAY_USE: dict[str, set[str]] = {
     "engines.megatron": {"torch", "megatron"},
     "engines.sglang": {"aiohttp", "sglang", "sglang_router", "torch"},
     "engines.weight_sync": {"torch"},
+    "quick_imports": {"torch"},
     "page": {"aiohttp"},
     "rewards": {"aiohttp"},
     "rollouts.gateway": {"aiohttp"},

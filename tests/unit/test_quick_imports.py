@@ -3,8 +3,9 @@ import importlib.metadata
 import sys
 
 import pytest
+import torch
 
-from asyncrl.quick_imports import packages_distributions, quick_imports
+from asyncrl.quick_imports import cpu_imports, packages_distributions, quick_imports
 
 
 def test_a_hidden_library_cannot_be_imported_in_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +25,16 @@ def test_a_failed_import_leaves_nothing_hidden(monkeypatch: pytest.MonkeyPatch) 
         importlib.import_module("no_such_library")
     assert "colorsys" not in sys.modules
     assert gc.isenabled()
+
+
+def test_nothing_is_compiled_that_is_imported_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with pytest.raises(ModuleNotFoundError), cpu_imports("colorsys"):
+        for decorated in (torch.compile(abs), torch.compile(dynamic=True)(abs)):
+            assert decorated is abs
+        importlib.import_module("colorsys")
+    assert torch.compile is compiled
 
 
 def test_packages_have_the_distributions_that_the_standard_library_finds() -> None:

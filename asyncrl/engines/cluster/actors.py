@@ -19,7 +19,7 @@ from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.errors import ServerFailed
 from asyncrl.internals import naming_imports
-from asyncrl.quick_imports import quick_imports
+from asyncrl.quick_imports import cpu_imports, quick_imports
 
 CONCURRENT = "concurrent"
 """Ray's concurrency group for calls that cannot wait until a training step has ended.
@@ -125,9 +125,9 @@ def _imports_for(device: str) -> AbstractContextManager[None]:
     """The context in which to import Megatron."""
     if device != "cpu":
         return quick_imports()
-    from asyncrl.engines.megatron.setup.cpu_imports import cpu_imports
+    from asyncrl.engines.megatron import UNUSED_ON_CPU
 
-    return cpu_imports()
+    return cpu_imports(*UNUSED_ON_CPU)
 
 
 def _is_free(port: int) -> bool:
