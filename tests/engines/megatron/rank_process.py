@@ -23,12 +23,14 @@ from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron import TrainerSettings
 from asyncrl.engines.megatron.checkpoint import gathered
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
+from asyncrl.engines.megatron.checkpoint.host_memory import CheckpointMemory
 from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.megatron.weights.gathering import whole_weights
 from asyncrl.engines.megatron.weights.hf_weights import splits_of
 from asyncrl.engines.megatron.weights.sharding import all_weights, local_weights
 from asyncrl.errors import NonFiniteLoss
 from asyncrl.types import Batch
+from tests.engines.megatron.checkpoint.gathered_state import gathered_as_by_megatron
 from tests.engines.megatron.tiny import free_port, poisoned, random_batch, trainer_settings
 from tests.engines.megatron.train.episode_batches import episode_batch, unknown, with_sets
 from tests.save_targets import target as target_of
@@ -83,6 +85,8 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     if case["poisons"]:
         refused = _refuses(trainer, poisoned(batch, 2))
     if case["saves"]:
+        if case["layers"] is None:
+            gathered_as_by_megatron(trainer._learner, CheckpointMemory())  # noqa: SLF001
         trainer.begin_checkpoint(_same_on_all_ranks(target_of(target, 1) if rank == 0 else None), {}, True)
         trainer.finish_checkpoint()
     reports.append(trainer.train(with_sets(unknown(episode_batch(turn_rewards=True, step=1)))))

@@ -1,6 +1,6 @@
 """The gathered state of a distributed optimizer is Megatron's own, in memory that is kept from save to save.
 
-Several ranks gather in pieces in ``train/test_parallel_training``, whose checkpoints other layouts resume.
+Several ranks gather in pieces in ``train/test_parallel_training``, which also compares the state with Megatron's.
 """
 
 import time
@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 
-from asyncrl.engines.megatron.checkpoint import gathered, saver, state
+from asyncrl.engines.megatron.checkpoint import gathered, saver
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
 from asyncrl.engines.megatron.checkpoint.host_memory import BLOCK_BYTES, CheckpointMemory
-from asyncrl.engines.megatron.checkpoint.state import sharded_state
 from asyncrl.errors import CheckpointFailed
+from tests.engines.megatron.checkpoint.gathered_state import gathered_as_by_megatron
 from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.save_targets import target as target_of
 
@@ -31,10 +29,6 @@ LATE_S = 2.0
 """Seconds after which a save is late."""
 
 
-def sharded_tensors(of: dict[str, Any]) -> dict[tuple[str, tuple[int, ...]], ShardedTensor]:
-    return {(each.key, each.global_offset): each for each in nested_values(of) if isinstance(each, ShardedTensor)}
-
-
 @pytest.mark.parametrize(("moe", "dtype"), [(False, "float32"), (True, "bfloat16")])
 def test_the_state_is_the_one_of_megatron(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moe: bool, dtype: str
@@ -43,27 +37,12 @@ def test_the_state_is_the_one_of_megatron(
     host = CheckpointMemory()
     with one_rank(trainer_settings(write_checkpoint(tmp_path, moe=moe), dtype=dtype)) as rank:
         rank.train(random_batch())
-        learner = rank._learner  # noqa: SLF001
-        ours = sharded_tensors(sharded_state(learner, None, host, with_optimizer=True))
-        whole = state.sharded_weights(learner.model)
-        optimizer = learner.optimizer.sharded_state_dict(whole["model"], metadata=state._metadata())  # noqa: SLF001
-        apply_factories(theirs := whole | {"optimizer": optimizer})
-    assert set(ours) == set(sharded_tensors(theirs))
-    of_optimizer = 0
-    for key, their in sharded_tensors(theirs).items():
-        our = ours[key]
-        assert (our.dtype, our.local_shape, our.global_shape, our.replica_id) == (
-            their.dtype,
-            their.local_shape,
-            their.global_shape,
-            their.replica_id,
-        )
-        assert torch.equal(our.data, their.data)
-        if key[0].startswith("optimizer"):
-            of_optimizer += 1
-            assert host.has(our.data)
-            assert our.data.untyped_storage().nbytes() == our.data.numel() * 4, "Megatron would copy it"
-    assert of_optimizer > len(ours) / 2
+        ours = gathered_as_by_megatron(rank._learner, host)  # noqa: SLF001
+    of_optimizer = [each for (name, _), each in ours.items() if name.startswith("optimizer")]
+    for each in of_optimizer:
+        assert host.has(each.data)
+        assert each.data.untyped_storage().nbytes() == each.data.numel() * 4, "Megatron would copy it"
+    assert len(of_optimizer) > len(ours) / 2
 
 
 def test_a_second_save_has_the_state_of_its_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
