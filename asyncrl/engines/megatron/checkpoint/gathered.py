@@ -4,8 +4,10 @@ The ranks send their shards in pieces, from GPU to GPU, to the rank that writes 
 its host memory.  Megatron's own method copies the whole state six times, on every data-parallel rank.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -113,15 +115,15 @@ class Gathering:
         step = max(1, PIECE // self._num_ranks)
         states = {parameter: self._part._get_main_param_and_optimizer_states(parameter) for parameter in own}  # noqa: SLF001
         for key in self._keys:
-            mine = [_Run(own[each]["gbuf_local"].start, state[key].detach()) for each, state in states.items()]
-            theirs = [_Run(bucket.param_to_index[each][0], whole[each][key].view(-1)) for each in bucket.param_to_index]
+            mine = _Runs((own[each]["gbuf_local"].start, state[key].detach()) for each, state in states.items())
+            theirs = _Runs((place[0], whole[each][key].view(-1)) for each, place in bucket.param_to_index.items())
             for start in range(0, length, step):
                 piece = torch.zeros(min(step, length - start), dtype=torch.float32, device=bucket.grad_data.device)
-                for run in mine:
-                    run.copy_to(start, piece)
+                for here, values in mine.common(start, piece):
+                    here.copy_(values, non_blocking=True)
                 for rank, received in self._received(piece):
-                    for run in theirs:
-                        run.copy_from(rank * length + start, received)
+                    for here, values in theirs.common(rank * length + start, received):
+                        values.copy_(here, non_blocking=True)
 
     def _received(self, piece: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Send ``piece``, and yield the piece of every rank on the rank that writes."""
@@ -133,30 +135,21 @@ class Gathering:
         yield from enumerate(pieces or ())
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive values that begin at ``start`` of a longer sequence."""
+class _Runs:
+    """Runs of consecutive values that begin at places of a longer sequence, and do not overlap."""
 
-    start: int
-    values: torch.Tensor
+    def __init__(self, runs: Iterable[tuple[int, torch.Tensor]]) -> None:
+        self._runs = sorted((run for run in runs if len(run[1])), key=itemgetter(0))
+        self._starts = [start for start, _ in self._runs]
 
-    def copy_to(self, start: int, piece: torch.Tensor) -> None:
-        """Copy the values that ``piece``, which begins at ``start``, has of this run into it."""
-        if (common := self._common(start, piece)) is not None:
-            here, there = common
-            piece[there].copy_(self.values[here], non_blocking=True)
-
-    def copy_from(self, start: int, piece: torch.Tensor) -> None:
-        """Copy the values that ``piece``, which begins at ``start``, has of this run from it."""
-        if (common := self._common(start, piece)) is not None:
-            here, there = common
-            self.values[here].copy_(piece[there], non_blocking=True)
-
-    def _common(self, start: int, piece: torch.Tensor) -> tuple[slice, slice] | None:
-        low, high = max(self.start, start), min(self.start + len(self.values), start + len(piece))
-        if low >= high:
-            return None
-        return slice(low - self.start, high - self.start), slice(low - start, high - start)
+    def common(self, start: int, piece: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield what ``piece``, which begins at ``start``, and each run have in common: views of both."""
+        # A search, because each of thousands of pieces has a part of few among thousands of runs.
+        first = max(0, bisect_right(self._starts, start) - 1)
+        for begin, values in self._runs[first : bisect_left(self._starts, start + len(piece))]:
+            low, high = max(begin, start), min(begin + len(values), start + len(piece))
+            if low < high:
+                yield piece[low - start : high - start], values[low - begin : high - begin]
 
 
 def _described(of_parameter: Any, key: str, tensor: torch.Tensor) -> Any:
