@@ -82,9 +82,9 @@ def rising_entropy(history: History) -> str | None:
 
 
 def jumping_norm(history: History) -> str | None:
-    """Whether the gradient norm is far above its median, again: a single jump is clipped and does no harm."""
+    """Whether the gradient norm is far above its median for the second time; ``--clip-grad`` bounds a single jump."""
     norms = history.values("train/grad_norm")
-    if _jump(norms, len(norms) - 1) is None:
+    if _jump(norms, len(norms) - 1) is None:  # nearly always; the page asks for each of 10,000 steps
         return None
     jumps = [_jump(norms, place) for place in range(max(0, len(norms) - NORM_STEPS), len(norms))]
     *earlier, now = (jump for jump in jumps if jump is not None)

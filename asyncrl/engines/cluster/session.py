@@ -64,8 +64,9 @@ logger = logging.getLogger(__name__)
 EXTRAS = ("start_monitor", "start_log_monitor", "start_api_server")
 """Methods of Ray's node that start a process which a run does not need."""
 START_S = 150.0
-"""Seconds for Ray's own processes to come up, some of which import Python's libraries of Ray."""
+"""Limit in seconds for Ray's node to register, which takes 2 s on idle cores."""
 ASK_EVERY_S = 0.1
+"""Seconds between two looks for the node."""
 STOP_GRACE_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 HOLD_EVERY_S = 0.002
@@ -200,7 +201,7 @@ def _without_extras(ray: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def _patiently(ray: ModuleType) -> Iterator[None]:
-    """Have ``ray.init`` wait ``START_S`` seconds for its node; Ray's own 30 s are too few if it is busy."""
+    """Have ``ray.init`` wait ``START_S`` seconds for its node; Ray's limit of 30 s is too short on a busy machine."""
     services = ray._private.services  # noqa: SLF001 (there is no public way)
     # Invariant: main thread only, and only while ``ray.init`` runs: the module is patched for the whole process.
     theirs = services.get_node
