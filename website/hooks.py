@@ -9,7 +9,7 @@ from mkdocs.structure.pages import Page
 
 from website import reference
 from website.api import api_page
-from website.links import UNKNOWN, Places, anchor_of, origin_of, rewritten
+from website.links import UNKNOWN, Places, anchor_of, remote_website, rewritten
 from website.results import design_page, result_files, results_page
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +25,7 @@ FOLDERS = {"docs/design": "design/index.md", "benchmarks/results": "results/inde
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Find the repository's address, and give headings the anchors of GitHub, which the pages' links have."""
-    config.extra["repository"] = config.extra["repository"] or origin_of(ROOT) or UNKNOWN
+    config.extra["repository"] = config.extra["repository"] or remote_website(ROOT) or UNKNOWN
     config.mdx_configs.setdefault("toc", {})["slugify"] = anchor_of
     return config
 

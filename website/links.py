@@ -34,8 +34,8 @@ class Places:
     """The places in the site by paths in the repository; folders may have a page as well."""
 
 
-def origin_of(root: Path) -> str | None:
-    """Return the address of the website of the clone's origin; None without git, or if it is a folder."""
+def remote_website(root: Path) -> str | None:
+    """Return the website of the remote that the clone came from; None without git, or if it is a folder."""
     command = ["git", "-C", str(root), "remote", "get-url", "origin"]
     try:
         return website_of(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
