@@ -94,7 +94,7 @@ def patch_journal(block: int, spent: Spent) -> None:
 
     A block begins when the batch before it is taken.  Such a journal has holes and restores nothing.
     """
-    spent.timed(Recorder, "admitted", "filtered", "left", "wasted", "trained", "published", "taken")
+    spent.timed(Recorder, "admitted", "filtered", "left", "wasted", "trained", "published", "taken", "hurry_if_needed")
     spent.timed(Journal, "append", "_release")
     spent.thread(JournalWriter, "run")
     now = [0]
@@ -105,9 +105,9 @@ def patch_journal(block: int, spent: Spent) -> None:
         if is_with(now[0], block):
             taken(self, batch)
 
-    async def sometimes(self: Recorder, *groups: tuple[Dispatch, ScoredGroup]) -> None:
+    async def sometimes(self: Recorder, dispatch: Dispatch, group: ScoredGroup) -> None:
         if is_with(now[0], block):
-            await finished(self, *groups)
+            await finished(self, dispatch, group)
 
     def only_if(method: Callable[..., None]) -> Callable[..., None]:
         def sometimes(*words: Any, **more: Any) -> None:

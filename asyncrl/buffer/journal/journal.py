@@ -85,10 +85,15 @@ class Journal:
             self._switch_off(f"{MOST_WAITING} records wait for the disk")
         return self._sequence
 
+    def hurry(self) -> None:
+        """Write what is queued at once, and not after up to ``COMMIT_S`` with what follows."""
+        self._writer.due.set()
+
     async def durable(self, sequence: int) -> None:
         """Wait until the record is on the disk.  Returns at once if the journal is off.
 
-        Switches the journal off after ``STALL_S`` seconds.
+        The record waits for others up to ``COMMIT_S``, unless ``hurry`` is called.  Switches the journal off after
+        ``STALL_S`` seconds.
         """
         # Two waits: after a suspension of the whole process, the first one ends before the disk could answer.
         for _ in range(2):
@@ -106,6 +111,7 @@ class Journal:
 
         Raises JournalDamaged, or OSError.
         """
+        self.hurry()
         await self.durable(self._sequence)
         if self._is_over:
             return None
@@ -154,7 +160,6 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         waiter = self._loop.create_future()
         self._waiting.append((sequence, waiter))
-        self._writer.due.set()
         self._release()  # a commit between the look above and the append has not seen the waiter
         await waiter
 

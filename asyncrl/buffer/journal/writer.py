@@ -27,7 +27,7 @@ from asyncrl.unhurried import unhurried
 logger = logging.getLogger(__name__)
 
 COMMIT_S = 0.05
-"""Seconds from the first record of a commit to its write, unless the loop waits for it."""
+"""Seconds from the first record of a commit to its write, unless the loop is in a hurry."""
 COMMIT_BYTES = 1 << 20
 """Bytes of a commit that is written at once."""
 IDLE_S = 1.0
@@ -80,7 +80,7 @@ class JournalWriter:
         self.queue = deque[Item]()
         self.wake = Event()
         self.due = Event()
-        """Ends the wait for more records of a commit: it is full, or the loop waits for it."""
+        """Ends the wait for more records of a commit: it is full, or the loop is in a hurry."""
         self.num_queued = 0
         """Estimated bytes of all groups that were ever queued; only the event loop's thread changes it."""
         self._num_converted = 0

@@ -48,9 +48,13 @@ class GroupBuffer:
         streaks: Streaks,
         watchdog: Watchdog,
         on_change: Callable[[], None],
+        on_wait: Callable[[], None],
         give_back: Callable[[Prompt, ScoredGroup], None],
     ) -> None:
-        """``on_change`` is called when admission may have changed, ``give_back`` with each prompt of a stale group."""
+        """``on_change`` is called when admission may have changed, ``on_wait`` when a batch begins to lack groups.
+
+        ``give_back`` is called with each prompt of a stale group.
+        """
         self._outstanding = outstanding
         self._limits = limits
         self._policy = policy
@@ -59,12 +63,14 @@ class GroupBuffer:
         self._streaks = streaks
         self._watchdog = watchdog
         self._on_change = on_change
+        self._on_wait = on_wait
         self._give_back = give_back
         self._waiting: dict[GroupId, _Waiting] = {}
         self._passed_over = 0
         self._pick_drops = 0
         self._waits_for = NotYet(deadline=float("inf"), missing=1)
         self._missing = 1
+        self._is_short = False
         self._is_worth_a_look = asyncio.Event()
 
     def __len__(self) -> int:
@@ -111,8 +117,17 @@ class GroupBuffer:
         while isinstance(chosen := self.choose(step), NotYet):
             self._waits_for, self._missing = chosen, chosen.missing
             self._is_worth_a_look.clear()
-            await self._watchdog.wait(self._is_worth_a_look)
+            self._is_short = True
+            try:
+                self._on_wait()
+                await self._watchdog.wait(self._is_worth_a_look)
+            finally:
+                self._is_short = False
         return chosen
+
+    def is_short_of(self, num_groups: int) -> bool:
+        """Return whether ``chosen`` waits, and so many more groups may be enough."""
+        return self._is_short and num_groups >= self._missing
 
     def look_again(self, ended: Dispatch) -> None:
         """Let ``chosen`` look again if enough groups have ended, of which ``ended`` is one."""

@@ -3,7 +3,7 @@
 Every event is one record, in the order in which the accounts see them, so that the records restore the accounts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,10 @@ type Held = tuple[GroupId, Prompt, bool]
 class Recorder:
     """Writes the events of a run to its journal; before it has one, does nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, needs: Callable[[int], bool] = lambda _: True) -> None:
+        """``needs(n)``: whether someone waits for a group, and ``n`` more may be enough."""
+        self._needs = needs
+        self._waiting = set[GroupId]()
         self._journal: Journal | None = None
         self._about: Mapping[str, Any] = {}
         self._last = 0
@@ -79,16 +82,40 @@ class Recorder:
             for each in grown:
                 self._journal.append(each)
 
-    async def finished(self, *groups: tuple[Dispatch, ScoredGroup]) -> None:
-        """Record groups that were scored and kept, and wait until the records are on the disk.
+    async def finished(self, dispatch: Dispatch, group: ScoredGroup) -> None:
+        """Record a group that was scored and kept, and wait until the record is on the disk.
 
-        A group is trained only after that, so a recovery knows everything that was trained.
+        A group is trained only after that, so a recovery knows everything that was trained.  Groups that finish soon
+        after each other share a commit, unless one of them is needed at once.
         """
-        if self._journal is None or not groups:
+        if self._journal is None:
             return
-        for dispatch, group in groups:
-            last = self._journal.append(Finished(dispatch=dispatch, group=group))
-        await self._journal.durable(last)
+        record = self._journal.append(Finished(dispatch=dispatch, group=group))
+        self._waiting.add(group.group_id)
+        try:
+            self.hurry_if_needed()
+            await self._journal.durable(record)
+        finally:
+            self._waiting.discard(group.group_id)
+
+    @property
+    def waiting(self) -> frozenset[GroupId]:
+        """The finished groups whose records are not yet known to be on the disk."""
+        return frozenset(self._waiting)
+
+    def hurry_if_needed(self) -> None:
+        """Write the records of finished groups at once, if someone waits for these groups."""
+        if self._journal is not None and self._waiting and self._needs(len(self._waiting)):
+            self._journal.hurry()
+
+    async def finished_before(self, groups: Iterable[tuple[Dispatch, ScoredGroup]]) -> None:
+        """Record finished groups of a killed run, whose journal is in another folder, and wait for the disk."""
+        if self._journal is None:
+            return
+        records = [self._journal.append(Finished(dispatch=dispatch, group=group)) for dispatch, group in groups]
+        if records:
+            self._journal.hurry()
+            await self._journal.durable(records[-1])
 
     async def steps_since(self, step: int) -> RecordedSteps | None:
         """Read the batches taken since the snapshot of ``step``; None without a journal that has them.
@@ -100,6 +127,7 @@ class Recorder:
     async def written(self) -> None:
         """Wait until the last snapshot is on the disk."""
         if self._journal is not None:
+            self._journal.hurry()
             await self._journal.durable(self._last)
 
     def filtered(self, group: ScoredGroup, reason: str) -> None:

@@ -91,7 +91,7 @@ class Scheduler:
         self._hold = Holds([sampler.outage] if hold is None else [sampler.outage, hold])
         self._observers = tuple(observers)
         self._quarantine = quarantine or Quarantine()
-        self._recorder = Recorder()
+        self._recorder = Recorder(lambda num_groups: self._buffer.is_short_of(num_groups))
         self._accounts = Accounts(limits.group_size, before, self._recorder)
         self._acceptance = Acceptance(before.verdicts if before else ())
         self._outstanding = Outstanding()
@@ -99,7 +99,6 @@ class Scheduler:
         self._parked: deque[GroupInFlight] = deque()
         self._restarting = deque(restored.in_flight)
         self._to_train_again = deque(restored.batches)
-        self._being_recorded = set[GroupId]()
         self._starts_from = restored.newest_step
         self._mark = before.mark if before else ""
         self._training: Batch | None = None
@@ -117,6 +116,7 @@ class Scheduler:
             streaks=self._streaks,
             watchdog=self._watchdog,
             on_change=self.look_again,
+            on_wait=self._recorder.hurry_if_needed,
             give_back=self._return,
         )
         self._ready: tuple[GroupId, ...] = ()
@@ -155,10 +155,10 @@ class Scheduler:
         if not has_groups:
             for batch in self._to_train_again:
                 unused = (Dispatch(order=0, deadline=batch.step, group_id=group.group_id) for group in batch.groups)
-                await self._recorder.finished(*zip(unused, batch.groups, strict=True))
+                await self._recorder.finished_before(zip(unused, batch.groups, strict=True))
             for each in self._restarting:
                 self._recorder.grown_before(each.grown)
-            await self._recorder.finished(*self._buffer.waiting())
+            await self._recorder.finished_before(self._buffer.waiting())
         state = self._record(replace(self.state(), mark=self._mark))
         await self._recorder.written()
         self.checkpointed(state.step)
@@ -356,7 +356,7 @@ class Scheduler:
 
     def _held(self) -> list[Held]:
         """Return the groups that are neither trained nor dropped, without a batch in training, in order of their id."""
-        waits = self._being_recorded  # the record comes before that of this state, so a recovery has the group
+        waits = self._recorder.waiting  # the record comes before that of this state, so a recovery has the group
         found = [(group.group_id, group.prompt, group.group_id in waits) for group in (*self._in_flight, *self._parked)]
         found += [(each.group_id, each.prompt, False) for each in self._restarting]
         waiting = (group for batch in self._to_train_again for group in batch.groups)
@@ -452,7 +452,7 @@ class Scheduler:
             if group.is_gone:
                 reason = None
             elif (reason := verdict(self._keep, scored_group)) is None:
-                await self._record_finished(group, scored_group)
+                await self._recorder.finished(group.dispatch, scored_group)
             if not group.is_gone:
                 self._finish_group(group, scored_group, reason)
         except GROUP_FAILURES as error:
@@ -460,14 +460,6 @@ class Scheduler:
                 self._fail(group, error)
         self._note_move()
         self._buffer.look_again(group.dispatch)
-
-    async def _record_finished(self, group: GroupInFlight, scored_group: ScoredGroup) -> None:
-        """Record a group that the filter kept, and wait until the journal has it."""
-        self._being_recorded.add(group.group_id)
-        try:
-            await self._recorder.finished((group.dispatch, scored_group))
-        finally:
-            self._being_recorded.discard(group.group_id)
 
     def _note_move(self) -> None:
         """Note that a group ended, or that an episode asks an engine: its measured share of slots has changed."""

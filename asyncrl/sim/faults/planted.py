@@ -160,10 +160,9 @@ def _trained_before_durable() -> AbstractContextManager[None]:
     """A group is buffered before the journal has it."""
 
     def make(_: Any) -> Any:
-        async def finished(self: Any, *groups: Any) -> None:
-            for dispatch, group in groups:
-                if self._journal is not None:
-                    self._journal.append(Finished(dispatch=dispatch, group=group))
+        async def finished(self: Any, dispatch: Any, group: Any) -> None:
+            if self._journal is not None:
+                self._journal.append(Finished(dispatch=dispatch, group=group))
 
         return finished
 

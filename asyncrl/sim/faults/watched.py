@@ -165,7 +165,7 @@ class WatchedScheduler(Scheduler):
         return (ledger.tokens(0), ledger.groups()), self._prompt_queue.num_taken
 
     def _finished(self) -> frozenset[GroupId]:
-        return frozenset(self._buffer.groups().keys() | self._being_recorded)
+        return frozenset(self._buffer.groups().keys() | self._recorder.waiting)
 
     def _closing(self, act: Callable[..., None]) -> Callable[..., None]:
         def close(*args: Any, **options: Any) -> None:

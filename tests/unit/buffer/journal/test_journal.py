@@ -88,14 +88,38 @@ def test_records_of_one_moment_are_one_commit(tmp_path: Path) -> None:
     assert len(records(tmp_path)) == 51
 
 
-def test_a_commit_that_is_waited_for_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_finish_soon_after_each_other_are_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.buffer.journal.writer.COMMIT_S", 2.0)
+    disk = CountingDisk()
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5, disk=disk)
+        await journal.durable(journal.append(Wasted(num_tokens=1)))
+        opening = disk.num_synced
+        async with asyncio.TaskGroup() as waits:
+            for number in range(5):
+                waits.create_task(journal.durable(journal.append(finished(number))))
+                await asyncio.sleep(0.05)
+            assert disk.num_synced == opening
+        assert disk.num_synced == opening + 1
+        await journal.close()
+
+    run(work())
+    assert len(records(tmp_path)) == 6
+
+
+def test_a_commit_in_a_hurry_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next batch may wait for it."""
     monkeypatch.setattr("asyncrl.buffer.journal.writer.COMMIT_S", 30.0)
 
     async def work() -> None:
         journal = Journal(tmp_path, 1, delivered=lambda: 0)
-        for _ in range(20):  # the thread may wake between the two calls, or after them
-            await journal.durable(journal.append(Wasted(num_tokens=1)))
+        for _ in range(20):  # the thread may wake between two calls, or after them
+            sequence = journal.append(Wasted(num_tokens=1))
+            journal.hurry()
+            await journal.durable(sequence)
         await journal.close()
 
     run(work())
