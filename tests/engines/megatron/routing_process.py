@@ -25,7 +25,7 @@ from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.models.shape import read_shape
 from tests.engines.megatron.routed import aged, routed
 from tests.engines.megatron.tiny import free_port, random_batch, trainer_settings
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 
 def case(checkpoint: Path, *, ranks: int = 1, replays: bool = True, **parallel: Any) -> dict[str, Any]:
@@ -69,9 +69,7 @@ def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[Popen[str]]]:
 
 @contextmanager
 def _process(rank: int, cases: list[dict[str, Any]]) -> Iterator[Popen[str]]:
-    process = Popen(
-        program("tests.engines.megatron.routing_process", rank, json.dumps(cases)), cwd=ROOT, stdout=PIPE, text=True
-    )
+    process = Fork("tests.engines.megatron.routing_process", rank, json.dumps(cases), stdout=PIPE)
     try:
         yield process
     finally:

@@ -21,7 +21,7 @@ from asyncrl.errors import CheckpointFailed, LeaseLost
 from asyncrl.types import TrainReport
 from tests.engines.megatron.checkpoint import checkpoint_process
 from tests.engines.megatron.tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
-from tests.programs import ROOT, program
+from tests.forks import Fork
 from tests.save_targets import target as target_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
@@ -223,9 +223,9 @@ def test_a_rank_trains_on_after_a_failed_save_and_saves_again(tmp_path: Path, de
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_checkpoint_whose_writing_was_killed_is_not_loaded(tmp_path: Path, dense: Path) -> None:
     """The kernel kills it within the first large file of its second checkpoint."""
-    command = program(checkpoint_process.__name__, dense, tmp_path)
-    process = subprocess.run(command, cwd=ROOT, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
-    assert process.returncode == -signal.SIGXFSZ, process.stderr
+    with Fork(checkpoint_process.__name__, dense, tmp_path, stderr=subprocess.PIPE) as process:
+        _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == -signal.SIGXFSZ, said
     (partial,) = tmp_path.glob("iter_0000002.*.partial")
     assert list(partial.glob("*.distcp"))
     assert latest(tmp_path) == folder_of(tmp_path, 1)

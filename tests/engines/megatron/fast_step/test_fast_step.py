@@ -20,7 +20,7 @@ from tests.engines.megatron.fast_step import fast_step_process
 from tests.engines.megatron.fast_step.wrong_operations import PLAIN, WRONG
 from tests.engines.megatron.layouts import layout, processes
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
@@ -107,8 +107,7 @@ def test_a_wrong_operation_is_found_and_named(sizes: StepSizes) -> None:
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_tensor_parallel_ranks_agree_on_what_is_wrong(tmp_path: Path) -> None:
     checkpoint, port = write_tiny(tmp_path, TINY["qwen3"]), free_port()
-    command = program(fast_step_process.__name__, 1, port, checkpoint)
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
+    with Fork(fast_step_process.__name__, 1, port, checkpoint, stdout=subprocess.PIPE) as other:
         try:
             mine = json.loads(json.dumps(fast_step_process.run(0, port, checkpoint)))
             theirs = json.loads(other.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])

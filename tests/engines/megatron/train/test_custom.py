@@ -30,7 +30,7 @@ from tests.declared_metrics import is_declared
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.engines.megatron.train import custom_process
 from tests.engines.megatron.train.custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, TOUCHY, run
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 DEADLINE_S = 360
 """Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
@@ -131,8 +131,8 @@ def pairs(checkpoint: Path, file: Path, alone_steps: list[Any]) -> Pairs:
         name: {"port": free_port(), "names": TOUCHY, "parallel": sizes} for name, sizes in LAYOUTS.items()
     }
     cases["ours"] = {"port": free_port(), "names": OURS}
-    words = program(custom_process.__name__, checkpoint, file, json.dumps(list(cases.values())))
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
+    words = (checkpoint, file, json.dumps(list(cases.values())))
+    with Fork(custom_process.__name__, *words, stdout=subprocess.PIPE) as other:
         try:
             mine = [run(0, 2, checkpoint, file, **case) for case in cases.values()]
             theirs = json.loads(other.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])

@@ -1,7 +1,6 @@
 """Under tensor, pipeline and expert parallelism, the parts on all ranks together are the same model."""
 
 import json
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.engines.megatron.families import TINY, write_tiny
 from tests.engines.megatron.layouts import DEADLINE_S, Tensors, layout, loaded, logits_and_gradients, processes
 from tests.engines.megatron.tiny import free_port
 from tests.engines.megatron.weights.fp8_checkpoints import in_fp8
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 FAMILIES = ("qwen2.5-tied", "glm4", "glm4.5", "deepseek-v3")
 """Families that together have every rule of conversion and every way of splitting."""
@@ -81,7 +80,7 @@ def seen(checkpoints: Mapping[str, Path], alone: Alone, sent_alone: dict[str, Te
     The fixtures of one process are requested first, because they leave their process group.
     """
     port, cases = free_port(), [(LAYOUTS[name], str(checkpoints[family])) for name, family in (*CASES, *FP8_CASES)]
-    other = subprocess.Popen(program(layouts.__name__, 1, 2, port, json.dumps(cases)), cwd=ROOT)
+    other = Fork(layouts.__name__, 1, 2, port, json.dumps(cases))
     try:
         found = layouts.run(0, 2, port, cases)
         assert other.wait(timeout=DEADLINE_S) == 0

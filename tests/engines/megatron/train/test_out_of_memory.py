@@ -16,7 +16,7 @@ from asyncrl.types import TrainReport
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.engines.megatron.train import memory_process
 from tests.engines.megatron.train.memory_process import Shortage, trained
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 DEADLINE_S = 720
 pytestmark = [pytest.mark.timeout(2 * DEADLINE_S), pytest.mark.filterwarnings("ignore:::torch")]
@@ -102,8 +102,7 @@ def test_fixed_microbatches_are_halved(checkpoint: Path) -> None:
 
 @contextmanager
 def other_rank(task: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    command = program(memory_process.__name__, json.dumps(task))
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = Fork(memory_process.__name__, json.dumps(task), stdout=subprocess.PIPE)
     try:
         yield process
     finally:

@@ -15,7 +15,7 @@ from tests.engines.megatron import rank_process
 from tests.engines.megatron.families import TINY, write_tiny
 from tests.engines.megatron.rank_process import case
 from tests.engines.megatron.tiny import write_checkpoint
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 DEADLINE_S = 720
 """Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
@@ -76,8 +76,7 @@ def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[s
 
 @contextmanager
 def _process(rank: int, cases: list[dict[str, Any]]) -> Iterator[subprocess.Popen[str]]:
-    command = program(rank_process.__name__, rank, json.dumps(cases))
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = Fork(rank_process.__name__, rank, json.dumps(cases), stdout=subprocess.PIPE)
     try:
         yield process
     finally:

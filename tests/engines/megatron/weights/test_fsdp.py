@@ -17,7 +17,7 @@ from asyncrl.engines.megatron.weights.fsdp_conversion import fsdp_to_hf
 from asyncrl.errors import CheckpointFailed, ConfigError
 from tests.engines.megatron.families import TINY, write_tiny
 from tests.engines.megatron.tiny import free_port
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls without a process group
 
@@ -38,8 +38,8 @@ def same_bits(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tenso
 def saved_by_fsdp(checkpoint: Path, target: Path, *prefix: str) -> Path:
     """Let two processes save the model of ``checkpoint`` as FSDP shards it."""
     arguments = (free_port(), checkpoint, target, *prefix)
-    commands = [program("tests.engines.megatron.weights.fsdp_process", rank, *arguments) for rank in (0, 1)]
-    processes = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
+    module = "tests.engines.megatron.weights.fsdp_process"
+    processes = [Fork(module, rank, *arguments, stderr=subprocess.PIPE) for rank in (0, 1)]
     try:
         for process in processes:
             _, said = process.communicate(timeout=DEADLINE_S)

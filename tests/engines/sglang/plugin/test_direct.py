@@ -30,7 +30,7 @@ from asyncrl.errors import WeightUpdateFailed
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.engines.megatron.weights.fp8_checkpoints import in_fp8
 from tests.engines.sglang.plugin import direct_process
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 DEADLINE_S = 180
 CHANNEL = Channel(group=None, main=None)
@@ -43,9 +43,7 @@ class Engine:
     """The engine in another process."""
 
     def __init__(self, port: int) -> None:
-        self.process = subprocess.Popen(
-            program(direct_process.__name__, port), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = Fork(direct_process.__name__, port, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(
         self,

@@ -30,7 +30,7 @@ from tests.engines.sglang.plugin import parts_process
 from tests.engines.sglang.plugin.parts_process import NUM_EXPERTS, NUM_PARTS
 from tests.engines.sglang.plugin.test_replay_check import Engine as RankWithoutNetwork
 from tests.engines.sglang.plugin.test_replay_check import Model, in_a_thread
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 DEADLINE_S = 180
 GROUPS = name_of_parts("weights", NUM_PARTS)
@@ -43,13 +43,7 @@ class Engine:
 
     def __init__(self, engine_port: int, group_port: int) -> None:
         self.ranks = [
-            subprocess.Popen(
-                program(parts_process.__name__, rank, engine_port, group_port),
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            Fork(parts_process.__name__, rank, engine_port, group_port, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             for rank in range(NUM_PARTS)
         ]
 
