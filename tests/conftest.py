@@ -10,12 +10,15 @@ import gc
 import importlib.util
 import os
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+from asyncrl.quick_imports import quick_imports
 
 SERVER_TESTS = (
     "tests/contract/",
@@ -67,6 +70,11 @@ def _not_served() -> str:
 # numpy's threads wait for work in a loop, in every process of the tests.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", _not_served())  # servers inherit it
+
+gc.disable()  # until all tests are imported: a collection sees the objects of all modules before it
+if "PYTEST_XDIST_WORKER" in os.environ:  # some test of every worker imports it
+    with quick_imports():
+        import_module("transformers.utils.import_utils")
 
 settings.register_profile("no deadline", deadline=None)  # hypothesis' default is 200 ms for each example
 settings.load_profile("no deadline")
@@ -124,4 +132,5 @@ def pytest_collection_finish() -> None:
     """Exclude the objects of imports (300,000 with torch) from later garbage collections, and collect less often."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 100)

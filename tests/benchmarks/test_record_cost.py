@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.command_line import split_at_dashes
 from benchmarks.record_cost.__main__ import FIRST_BLOCKS, LEFT_OUT, cost_of
 from benchmarks.record_cost.program import DRIVER_S, OTHERS_S, RECORDS_S, Spent, is_with
 
@@ -84,3 +85,14 @@ def test_time_in_functions_and_threads_is_counted_once() -> None:
     assert 0.09 <= spent.seconds() < 0.2
     ended.set()
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("argv", "own", "further"),
+    [
+        (["journal", "--steps", "9"], ["journal", "--steps", "9"], []),
+        (["journal", "--frozen", "--", "--lr", "1", "--"], ["journal", "--frozen"], ["--lr", "1", "--"]),
+    ],
+)
+def test_words_behind_dashes_are_flags_of_the_run(argv: list[str], own: list[str], further: list[str]) -> None:
+    assert split_at_dashes(argv) == (own, further)

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import orjson
 import psutil
@@ -58,6 +57,8 @@ async def ask_with_openai(ep: Episode) -> None:
 
 
 async def ask_with_anthropic(ep: Episode) -> None:
+    import anthropic  # takes seconds, and every worker of the tests imports this module
+
     """Call the tool as long as the model wants to; answers are streamed."""
     tool: Any = {"name": TOOL, "description": "looks", "input_schema": SCHEMA}
     messages: list[Any] = _question(ep)

@@ -11,7 +11,7 @@ from asyncrl.engines.sglang.labels import RECORDED
 from asyncrl.engines.sglang.plugin.direct import around_join
 from asyncrl.engines.weight_sync.group_abort import without_watchdog
 from tests.engines.megatron.tiny import free_port
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 DEADLINE_S = 540
 WATCHDOG = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
@@ -26,13 +26,15 @@ def test_an_update_group_outlives_the_death_of_a_member(device: str, backend: st
     """NCCL takes members that share one GPU for three machines, and communicates over a network."""
     ports = [str(free_port()), str(free_port())]
     members = [
-        subprocess.Popen(
-            program("tests.engines.megatron.weights.lost_member", rank, device, backend, *ports),
-            cwd=ROOT,
-            env=os.environ | WATCHDOG | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{rank}", "PYTHONWARNINGS": "ignore"},
+        Fork(
+            "tests.engines.megatron.weights.lost_member",
+            rank,
+            device,
+            backend,
+            *ports,
+            env=WATCHDOG | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{rank}"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
         )
         for rank in range(3)
     ]

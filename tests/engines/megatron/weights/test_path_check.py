@@ -1,7 +1,6 @@
 """The trainer meets an engine, notices that its path is cut, and is free to meet it again."""
 
 import json
-import os
 import subprocess
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from asyncrl.engines.weight_sync.path_check import MET
 from tests.engines.megatron.tiny import free_port
 from tests.engines.megatron.weights.test_lost_member import OVER_A_NETWORK
-from tests.programs import ROOT, program
+from tests.forks import Fork
 
 DEADLINE_S = 510
 
@@ -20,12 +19,14 @@ def test_an_engine_that_joins_and_never_sends_is_not_met_and_the_trainer_is_free
     """NCCL takes members that share one GPU for two machines, and communicates over a network."""
     ports = [str(free_port()) for _ in range(3)]
     members = [
-        subprocess.Popen(
-            program("tests.engines.megatron.weights.meeting_member", role, device, backend, *ports),
-            cwd=ROOT,
-            env=os.environ | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{role}", "PYTHONWARNINGS": "ignore"},
+        Fork(
+            "tests.engines.megatron.weights.meeting_member",
+            role,
+            device,
+            backend,
+            *ports,
+            env=OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{role}"},
             stdout=subprocess.PIPE,
-            text=True,
         )
         for role in ("trainer", "engine")
     ]
