@@ -1,7 +1,7 @@
 """Parsers of the benchmarks' command lines."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -12,6 +12,12 @@ def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words before the first ``--``, and those behind it, which are flags of another program."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    return list(argv[:at]), list(argv[at + 1 :])
 
 
 def add_option(group: Any, name: str, kind: Callable[[str], Any], text: str, default: Any = None, **more: Any) -> None:

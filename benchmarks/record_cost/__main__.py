@@ -1,14 +1,16 @@
 """The cost of a run's records, with and without them in turn within one run.
 
     uv run python -m benchmarks.record_cost rollouts                      files of samples, quickstart
-    uv run python -m benchmarks.record_cost journal --config configs/quickstart_moe.toml
+    uv run python -m benchmarks.record_cost journal --config configs/quickstart_moe.toml -- --max-staleness 0
+    uv run python -m benchmarks.record_cost journal --model 0.6b          random weights, two GPUs
     uv run python -m benchmarks.record_cost journal --show OUT            the table of an earlier run
 
 Blocks of steps have the records in turn.  A pair is a block with them and the one after it; the first steps of each
 block, which began under the other's rule, are left out.  The table has trained tokens per second of both kinds, and the
-mean of the pairs' ratios with its standard error.  Their noise hides small costs, so the table has CPU times as well:
-those of the driver, which writes the records, the share of its extra time in that of all processes, and the share of
-the time that its threads spend on records, by their own clocks.
+mean of the pairs' ratios with its standard error.  Where steps differ much, their noise hides small costs, so the table
+has CPU times as well: those of the driver, which writes the records, the share of its extra time in that of all
+processes, and the share of the time that its threads spend on records, by their own clocks.  With --model, all answers
+have the same length, and steps differ little.
 """
 
 import argparse
@@ -26,7 +28,9 @@ from rich.table import Table
 
 from benchmarks.common.background_run import BackgroundRun
 from benchmarks.common.circumstances import circumstances
-from benchmarks.common.command_line import add_option, parser_of
+from benchmarks.common.command_line import add_option, parser_of, split_at_dashes
+from benchmarks.common.endless_run import add_options, command
+from benchmarks.common.shapes import SHAPES
 from benchmarks.record_cost.program import DRIVER_S, OTHERS_S, PATCHES, RECORDS_S, is_with
 
 FROZEN_LR = "1e-12"
@@ -123,16 +127,28 @@ def _sum(blocks: Sequence[Block]) -> Block:
     return Block(**{name: sum(getattr(block, name) for block in blocks) for name in names})
 
 
-def measured(asked: argparse.Namespace, out: Path) -> Path:
+def measured(asked: argparse.Namespace, out: Path, further: Sequence[str]) -> Path:
     """Run for the wanted steps, and return the file of rows."""
     out.mkdir(parents=True, exist_ok=True)
     program = [sys.executable, "-m", "benchmarks.record_cost.program", asked.subject, str(asked.block)]
     longer = str(2 * asked.steps)  # the last step waits for a checkpoint and an evaluation
-    flags = ["--config", asked.config, "--num-rollout", longer, "--save", str(out / "saved")]
-    flags += ["--eval-interval", longer, "--skip-eval-before-train", *(("--lr", FROZEN_LR) if asked.frozen else ())]
-    with BackgroundRun([*program, *flags, *asked.flags], out, asked.deadline_s, {}) as run:
+    if asked.model is None:
+        flags = ["--config", asked.config, "--eval-interval", longer, "--skip-eval-before-train"]
+    else:
+        flags = _random_run(asked, out)
+    flags += ["--num-rollout", longer, "--save", str(out / "saved"), *(("--lr", FROZEN_LR) if asked.frozen else ())]
+    with BackgroundRun([*program, *flags, *further], out, asked.deadline_s, {}) as run:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
     return run.folder / "metrics.jsonl"
+
+
+def _random_run(asked: argparse.Namespace, out: Path) -> list[str]:
+    """Write a model of random weights, and return the flags of its run."""
+    parser = parser_of("record_cost", None)
+    add_options(parser, "record_cost")
+    words = ["--model", asked.model, "--longest", str(asked.longest), "--device", asked.device]
+    _, _, *flags = command(parser.parse_args([*words, "--out", str(out.absolute())]), {})
+    return flags
 
 
 def main(argv: Sequence[str]) -> int:
@@ -140,6 +156,11 @@ def main(argv: Sequence[str]) -> int:
     parser = parser_of("record_cost", __doc__)
     parser.add_argument("subject", choices=sorted(PATCHES), help="what is written in turn")
     add_option(parser, "--config", str, "file of the run", "configs/quickstart.toml")
+    add_option(
+        parser, "--model", str, "shape of a model with random weights, instead of --config", choices=sorted(SHAPES)
+    )
+    add_option(parser, "--longest", int, "tokens of every answer of --model", 512)
+    add_option(parser, "--device", str, "device of --model", "cuda", choices=("cuda", "cpu"))
     add_option(parser, "--steps", int, "training steps", 400)
     add_option(parser, "--block", int, "steps of a block", 10)
     add_option(parser, "--deadline-s", float, "seconds until the run is given up", 1800.0)
@@ -148,11 +169,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--frozen", action="store_true", help=f"a learning rate of {FROZEN_LR}, so that answers keep their length"
     )
-    parser.add_argument("flags", nargs="*", help="further flags of the run, behind --")
-    asked = parser.parse_args(argv)
+    parser.epilog = "Words behind -- are further flags of the run."
+    own, further = split_at_dashes(argv)
+    asked = parser.parse_args(own)
     with tempfile.TemporaryDirectory() as folder:
         out = asked.show or asked.out or Path(folder)
-        file = out / "run" / "metrics.jsonl" if asked.show else measured(asked, out)
+        file = out / "run" / "metrics.jsonl" if asked.show else measured(asked, out, further)
         rows = [orjson.loads(line) for line in file.read_bytes().splitlines()]
     show(asked, cost_of(rows, asked.block), argv)
     return 0
@@ -174,7 +196,7 @@ def show(asked: argparse.Namespace, cost: Cost, argv: Sequence[str]) -> None:
         "pairs",
     )
     table.add_row(
-        f"{asked.subject}, {Path(asked.config).stem}",
+        f"{asked.subject}, {asked.model or Path(asked.config).stem}",
         f"{cost.tokens_per_s_with:,.1f}",
         f"{cost.tokens_per_s_without:,.1f}",
         f"{cost.ratio:.4f} ± {cost.error:.4f}",

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.common.background_run import BackgroundRun, command_line, leave_in_order, show, write_prompts
 from benchmarks.common.circumstances import ROOT, circumstances
-from benchmarks.common.command_line import add_option, parser_of
+from benchmarks.common.command_line import add_option, parser_of, split_at_dashes
 from benchmarks.common.devices import need
 from benchmarks.sync_vs_async.workload import write_shape
 
@@ -158,12 +158,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add_option(parser, "--deadline-s", float, "seconds for the whole rehearsal", 1800.0)
     add_option(parser, "--commit", str, "commit to record where there is no git")
     add_option(parser, "--out", Path, "folder for all files", Path("runs/rehearsal"))
-    at = argv.index("--") if "--" in argv else len(argv)
-    asked = parser.parse_args(argv[:at])
+    own, further = split_at_dashes(argv)
+    asked = parser.parse_args(own)
     for path in (asked.script, asked.config):
         if not path.is_file():
             parser.error(f"{path}: no such file")
-    asked.flags, asked.out, asked.script = list(argv[at + 1 :]), asked.out.absolute(), asked.script.absolute()
+    asked.flags, asked.out, asked.script = further, asked.out.absolute(), asked.script.absolute()
     asked.checkpoint = asked.checkpoint.absolute() if asked.checkpoint else None
     return asked
 
