@@ -70,6 +70,15 @@ def test_long_lists_and_many_rows_are_converted_in_parts(tmp_path: Path) -> None
     assert [row["group_id"] for row in rows] == list(range(len(lengths)))
 
 
+def test_a_small_step_is_written_as_a_large_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = written(tmp_path / "small", batch(), trained())
+    skipped_small = written(tmp_path / "skipped small", batch(), skipped(1.0))
+    monkeypatch.setattr(rollout_files, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(rollout_files, "_FEW_TOKENS", 0)
+    assert written(tmp_path / "large", batch(), trained()) == small
+    assert written(tmp_path / "skipped large", batch(), skipped(1.0)) == skipped_small
+
+
 def test_a_skipped_step_has_no_numbers_of_the_trainer(tmp_path: Path) -> None:
     rows = written(tmp_path, batch(), skipped(1.0))
     assert [(row["trainer_logprobs"], row["advantages"]) for row in rows] == [(None, None)] * 4
@@ -143,8 +152,8 @@ def test_no_reader_sees_a_file_in_the_making(tmp_path: Path, monkeypatch: pytest
     seen: list[list[str]] = []
     write = rollout_files.write_rows
 
-    def watched(path: Path, rows: Any) -> None:
-        write(path, rows)
+    def watched(path: Path, *arguments: Any) -> None:
+        write(path, *arguments)
         seen.append([each.name for each in path.parent.glob("*.parquet")])
 
     monkeypatch.setattr(rollout_files, "write_rows", watched)
