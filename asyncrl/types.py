@@ -93,6 +93,8 @@ class SourceState:
     """State that the source returned, as JSON values."""
     ahead: tuple[Prompt, ...]
     """Prompts that the source gave and that no group has taken yet."""
+    given: tuple[Prompt, ...] = ()
+    """Prompts that groups have taken and that the source gives again, because its state is from before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

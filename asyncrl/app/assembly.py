@@ -156,7 +156,8 @@ def _journal(checked: Checked, lease: SaveLease | None, scheduler: Scheduler) ->
     if lease is None or notes is None:
         return nullcontext()
     continues = load is not None and load.resolve() == lease.claim.root.resolve()
-    return journal_of(scheduler, lease.claim.root, lease.claim.token, notes, has_groups=continues)
+    source = checked.prompts.at_start() if isinstance(checked.prompts, UserPrompts) else None
+    return journal_of(scheduler, lease.claim.root, lease.claim.token, notes, has_groups=continues, source=source)
 
 
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

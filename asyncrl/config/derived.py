@@ -219,8 +219,6 @@ def trainer_restart_obstacle(run: RunConfig) -> str | None:
         return "with colocate, the trainer's ranks cannot start while engines have their GPUs"
     if run.checkpoint.save is None or not run.checkpoint.journal:
         return "a restart needs the checkpoints and the journal of --save"
-    if run.hooks.source is not None:
-        return "a run with data-source-path has no journal, which a restart needs"
     if not run.checkpoint.save_optim:
         return "without save-optim, checkpoints lack the optimizer's state"
     return None

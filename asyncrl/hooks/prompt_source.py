@@ -5,7 +5,8 @@ produces      tokenised prompts, at most ``ahead`` of them before they are taken
 waits for     the source, within ``timeout_s`` for each call
 unblocked by  a prompt that is taken, a group that ends
 on cancel     a call in progress ends in its thread, without effect
-on crash      prompts that were not in the last checkpoint's state are fetched again, if the source resumes there
+on crash      prompts after the last checkpoint's state are fetched again, if the source resumes there, and left out
+              if the journal has them
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,9 @@ class UserPrompts:
         self._ended = deque[_Ended]()
         self._origins: dict[int, tuple[weakref.ref[Prompt], Any]] = {}
         """The source's object of each living prompt, by row.  An entry is removed when its prompt is freed."""
+        self._given: list[Prompt] = []
+        """Prompts that the source will give again, and that are then left out."""
+        self._num_to_compare = 0
         self._num_fetched = 0
         self._num_too_long = 0
         self._is_filling = True
@@ -150,12 +154,29 @@ class UserPrompts:
         self._num_too_long += dropped
         if dropped and dropped == self._num_too_long:
             logger.warning("%s: left out a prompt above --rollout-max-prompt-len; later ones are not named", self._name)
-        self._ahead.extend(fetched)
+        self._ahead.extend(each for each in fetched if not self._is_given_again(each))
         asks_again = self._wanted.is_set()  # a group ended during the call: the source may have prompts now
         self._has_ended = not (fetched or dropped or self._ahead or asks_again)
         if self._ahead or self._has_ended:
             self._there.set()
         return bool(fetched or dropped)
+
+    def _is_given_again(self, prompt: Prompt) -> bool:
+        """Return whether groups of the killed run took the prompt, which then does not count as given any more."""
+        if not self._num_to_compare:
+            return False
+        self._num_to_compare -= 1
+        known = ((each.text, each.token_ids) == (prompt.text, prompt.token_ids) for each in self._given)
+        place = next((place for place, is_same in enumerate(known) if is_same), None)
+        if place is not None:
+            del self._given[place]
+        if self._given and not self._num_to_compare:
+            text = (
+                "%s: gives other prompts than before the kill; %d that were trained since the checkpoint did not return"
+            )
+            logger.warning(text, self._name, len(self._given))
+            self._given.clear()
+        return place is not None
 
     def _next(self, count: int, first: int) -> tuple[list[Prompt], int]:
         """Return the tokenised prompts of the next ``count``, and the number of too long ones.  Runs in the thread."""
@@ -223,7 +244,25 @@ class UserPrompts:
             await self._report()
             state = await self._call(partial(self._source.state, step))
             waiting = (*(told.prompt for told in self._ended if told.outcome == "stale"), *self._ahead)
-            yield SourceState(fetched=self._num_fetched, state=state, ahead=waiting)
+            yield replace(self.at_start(), state=state, ahead=waiting)
+
+    def at_start(self) -> SourceState:
+        """Return the state before the first call of the source, which is not asked for its own."""
+        return SourceState(fetched=self._num_fetched, state=None, ahead=tuple(self._ahead), given=tuple(self._given))
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether the source takes prompts of stale groups back, and gives them again as new rows."""
+        return self._source.wants_returned
+
+    def leave_out(self, given: Sequence[Prompt], next_row: int = 0) -> None:
+        """Leave out prompts that the source gives again, because its state is from before they were taken.
+
+        They are recognized by text and tokens, among as many prompts as there are of them.  New prompts have rows from
+        ``next_row`` on.
+        """
+        self._given, self._num_to_compare = list(given), len(given)
+        self._num_fetched = max(self._num_fetched, next_row)
 
     def restore(self, step: int, fetched: int, state: Any) -> None:
         """Continue from the state of a checkpoint after ``step`` steps.  Raises HookFailed."""

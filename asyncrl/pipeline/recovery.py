@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.journal import Grown, Journal, Recovered, recover
+from asyncrl.buffer.journal import Grown, Journal, PromptPlace, Recovered, recover
 from asyncrl.errors import ConfigError, JournalDamaged, unusable
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.pipeline.scheduling.run_state import Restored, RestoredInFlight, RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
-from asyncrl.types import Batch, Prompt, ScoredGroup
+from asyncrl.types import Batch, Prompt, ScoredGroup, SourceState
 
 JOURNAL_FOLDER = "journal"
 """Folder of the journal, in that of the checkpoints."""
@@ -28,8 +28,12 @@ class Recovery:
     before: RunState
     """The state at the end of the journal, but for ``step``, which is the checkpoint's."""
     restored: Restored
-    again: tuple[tuple[int, int], ...]
-    """Epoch and row of the prompts that start again with new ids, in order."""
+    again: tuple[Prompt, ...]
+    """The prompts that start again with new ids, in order."""
+    given: tuple[Prompt, ...]
+    """Prompts of a user's data source that were taken since the checkpoint, and that the source gives again."""
+    next_row: int
+    """A row that no prompt of a user's data source has had, nor any later one."""
     words: str
     """A line for the user."""
 
@@ -42,16 +46,18 @@ async def journal_of(
     notes: Mapping[str, Any],
     *,
     has_groups: bool,
+    source: SourceState | None = None,
     make: Callable[..., Journal] = Journal,
 ) -> AsyncIterator[None]:
     """Write the journal of a run, whose checkpoints are in the folder ``save``, and close it at the end.
 
     ``run_epoch`` is the fencing token of its lease.  ``has_groups`` tells whether the run recovers from this folder.
-    ``make`` gets the arguments of ``Journal``.
+    ``source`` is the state of a user's data source at the start, whose prompts are stored whole.  ``make`` gets the
+    arguments of ``Journal``.
     """
     journal = make(save / JOURNAL_FOLDER, run_epoch, delivered=lambda: scheduler.num_delivered)
     try:
-        await scheduler.begin_journal(journal, notes, has_groups=has_groups)
+        await scheduler.begin_journal(journal, notes, has_groups=has_groups, source=source)
         yield
     finally:
         await journal.close()
@@ -64,11 +70,13 @@ def recovery(
     find: Callable[[int, int], Prompt],
     *,
     num_steps: int,
+    takes_back: bool = False,
 ) -> Recovery | str | None:
     """Read what the journal in ``folder`` kept since ``before``, the state of a checkpoint, or since the start.
 
-    The journal must have the same ``notes``, and ``find`` returns the prompt of an epoch and a row.  Returns
-    None without such a journal, and a line for the user if it cannot be used, for instance because it has batches from
+    The journal must have the same ``notes``, and ``find`` returns the prompt of an epoch and a row.  A user's data
+    source that ``takes_back`` prompts has given those of stale groups again, as new rows.  Returns None without such a
+    journal, and a line for the user if it cannot be used, for instance because it has batches from
     ``num_steps`` on.  Raises ConfigError or NotNow.
     """
     step, mark = (before.step, before.mark) if before else (0, "")
@@ -84,10 +92,16 @@ def recovery(
     if why is not None:
         return f"the journal in {folder} is not used, so finished groups start again: {why}"
     try:
-        return _recovery(found, RunState.from_json(found.state), find)
+        return _recovery(found, RunState.from_json(found.state), find, takes_back=takes_back)
     except (KeyError, ValueError) as error:
         text = f"journal {folder}: {error}; --no-journal resumes from the checkpoint without it"
         raise ConfigError(text) from error
+
+
+def prompts_at(taken: Sequence[tuple[int, int]], find: Callable[[int, int], Prompt]) -> tuple[Prompt, ...]:
+    """Read prompts by epoch and row, in the order of rows: going back in a Parquet row group reads it again."""
+    found = {(epoch, row): find(epoch, row) for epoch, row in sorted(taken, key=lambda each: each[1])}
+    return tuple(found[epoch, row] for epoch, row in taken)
 
 
 def _obstacle(found: Recovered, mark: str, notes: Mapping[str, Any], num_steps: int) -> str | None:
@@ -107,14 +121,16 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"{name} was {then.get(name)}, is {now.get(name)}" for name in changed]
 
 
-def _recovery(found: Recovered, at_checkpoint: RunState, find: Callable[[int, int], Prompt]) -> Recovery:
+def _recovery(
+    found: Recovered, at_checkpoint: RunState, find: Callable[[int, int], Prompt], *, takes_back: bool
+) -> Recovery:
     restored = Restored(
         batches=found.batches,
         buffered=tuple(finished.group for finished in found.buffered),
         in_flight=tuple(
             RestoredInFlight(
                 group_id=each.group_id,
-                prompt=find(each.place.epoch, each.place.row),
+                prompt=each.place.prompt or find(each.place.epoch, each.place.row),
                 grown=consecutive(found.growth.get(each.group_id, ())),
             )
             for each in found.in_flight
@@ -129,6 +145,7 @@ def _recovery(found: Recovered, at_checkpoint: RunState, find: Callable[[int, in
         prompts_taken=found.prompts_taken if found.prompts_taken is not None else at_checkpoint.prompts_taken,
         last_taken=found.last_taken if found.prompts_taken is not None else at_checkpoint.last_taken,
         outstanding=(),
+        prompts=(),
         tokens=tokens,
         groups=_groups(found, at_checkpoint.groups),
         reasons=_reasons(found, at_checkpoint.reasons),
@@ -138,7 +155,12 @@ def _recovery(found: Recovered, at_checkpoint: RunState, find: Callable[[int, in
         f"the journal has {len(restored.batches)} batches to train again, {len(restored.buffered)} finished groups, "
         f"and {len(restored.in_flight)} groups in flight that start again; at least {lost:,} tokens are lost"
     )
-    return Recovery(before=state, restored=restored, again=_again(found, at_checkpoint), words=words)
+    places, given = _prompts(found, at_checkpoint, takes_back=takes_back)
+    whole = {(each.epoch, each.row): each.prompt for each in places}
+    again = prompts_at(list(whole), lambda epoch, row: whole[epoch, row] or find(epoch, row))
+    rows = (each.row + 1 for each in found.started)
+    next_row = max((at_checkpoint.source or {}).get("fetched", 0), *rows, 0)
+    return Recovery(before=state, restored=restored, again=again, given=given, next_row=next_row, words=words)
 
 
 def _newest_version(restored: Restored) -> int:
@@ -152,14 +174,40 @@ def _newest_version(restored: Restored) -> int:
     return max((weights.version for weights in (*spans, *grown)), default=0)
 
 
-def _again(found: Recovered, at_checkpoint: RunState) -> tuple[tuple[int, int], ...]:
-    """Return the returned prompts of the checkpoint that have not started since, and those returned since."""
-    num_held = _num_outstanding(at_checkpoint.groups)
-    returned = list(at_checkpoint.outstanding[num_held:])
-    for place in found.started:
-        if (place.epoch, place.row) in returned:
-            returned.remove((place.epoch, place.row))
-    return (*returned, *((place.epoch, place.row) for place in found.returned))
+def _prompts(
+    found: Recovered, at_checkpoint: RunState, *, takes_back: bool
+) -> tuple[tuple[PromptPlace, ...], tuple[Prompt, ...]]:
+    """Return the prompts that start again, and the prompts that a user's data source gives again.
+
+    The former are the checkpoint's that waited and have not started since, and those returned since.
+    """
+    waiting = {(each.epoch, each.row): each for each in _waiting_at(at_checkpoint)}
+    from_source = [each for each in found.started if waiting.pop((each.epoch, each.row), None) is None]
+    returned = list(found.returned)
+    if takes_back:
+        _drop_given_twice(returned, from_source)
+    given = (*at_checkpoint.given, *(each.prompt for each in from_source if each.prompt is not None))
+    return (*waiting.values(), *returned), given
+
+
+def _waiting_at(checkpoint: RunState) -> list[PromptPlace]:
+    """Return the prompts that had been returned or fetched ahead at a checkpoint."""
+    places = [PromptPlace(epoch=epoch, row=row) for epoch, row in checkpoint.outstanding]
+    places += [PromptPlace(epoch=each.epoch, row=each.row, prompt=each) for each in checkpoint.prompts]
+    return places[_num_outstanding(checkpoint.groups) :]
+
+
+def _drop_given_twice(returned: list[PromptPlace], from_source: list[PromptPlace]) -> None:
+    """Remove returned prompts that the source gave again as new rows, and these rows: the prompt did not return."""
+    for place in tuple(returned):
+        same = (each for each in from_source if each.row > place.row and _is_same(each.prompt, place.prompt))
+        if (again := next(same, None)) is not None:
+            returned.remove(place)
+            from_source.remove(again)
+
+
+def _is_same(one: Prompt | None, other: Prompt | None) -> bool:
+    return one is not None and other is not None and (one.text, one.token_ids) == (other.text, other.token_ids)
 
 
 def _num_outstanding(groups: GroupCounts) -> int:

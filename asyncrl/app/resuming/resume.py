@@ -1,7 +1,7 @@
 """The start of a run: new, or resumed from a checkpoint, which is checked before anything expensive starts."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
-from asyncrl.pipeline.recovery import JOURNAL_FOLDER, Recovery, recovery
+from asyncrl.pipeline.recovery import JOURNAL_FOLDER, Recovery, prompts_at, recovery
 from asyncrl.pipeline.scheduling.run_state import Restored, RunState
 from asyncrl.protocols import PromptSource
 from asyncrl.types import Prompt, Weights
@@ -78,7 +78,7 @@ def find_start(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> 
     """Find the start of ``run``, whose model has ``shape``, and move ``prompts`` there.  Raises ConfigError."""
     check_save(run.checkpoint)
     start = _found(run, prompts, shape)
-    if run.checkpoint.journal and not isinstance(prompts, UserPrompts):
+    if run.checkpoint.journal:
         start = _with_journal(run, prompts, start)
     if run.checkpoint.save is None:
         return start
@@ -122,15 +122,25 @@ def _with_journal(run: RunConfig, prompts: ResumablePrompts, start: Start) -> St
     load = run.checkpoint.load
     if load is None or run.checkpoint.ckpt_step is not None:  # who goes back to an earlier step wants other ones
         return start
-    found = recovery(load / JOURNAL_FOLDER, start.before, notes, prompts.at, num_steps=run.rollout.num_rollout)
+    found = recovery(
+        load / JOURNAL_FOLDER,
+        start.before,
+        notes,
+        prompts.at,
+        num_steps=run.rollout.num_rollout,
+        takes_back=isinstance(prompts, UserPrompts) and prompts.takes_back,
+    )
     if not isinstance(found, Recovery):
         return start if found is None else replace(start, changes=(*start.changes, found))
     logger.info("%s", found.words)
-    _move(prompts, found.before)
+    if isinstance(prompts, UserPrompts):  # a source has only the states of checkpoints
+        prompts.leave_out(found.given, found.next_row)
+    else:
+        _move(prompts, found.before)
     return replace(
         start,
         before=found.before,
-        again=_outstanding(prompts, found.again),
+        again=found.again,
         restored=found.restored,
         changes=(*start.changes, found.words),
     )
@@ -174,7 +184,7 @@ def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: ResumablePrompts
         )
     try:
         before = RunState.from_json(saved["state"])
-        again = before.prompts or _outstanding(prompts, before.outstanding)
+        again = before.prompts or prompts_at(before.outstanding, prompts.at)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{origin.folder}: {error}") from error
     _move(prompts, before)
@@ -183,17 +193,12 @@ def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: ResumablePrompts
     )
 
 
-def _outstanding(prompts: ResumablePrompts, taken: Sequence[tuple[int, int]]) -> tuple[Prompt, ...]:
-    """Read outstanding prompts again, row by row: going back in a Parquet row group reads it again."""
-    found = {(epoch, row): prompts.at(epoch, row) for epoch, row in sorted(taken, key=lambda each: each[1])}
-    return tuple(found[epoch, row] for epoch, row in taken)
-
-
 def _move(prompts: ResumablePrompts, before: RunState) -> None:
     """Continue behind the prompts that the resumed run has taken.  Raises ConfigError."""
     if isinstance(prompts, UserPrompts):
         source = before.source or {"fetched": before.prompts_taken, "state": None}
         prompts.restore(before.step, source["fetched"], source["state"])
+        prompts.leave_out(before.given)
         return
     if not isinstance(prompts, PromptStream) or before.last_taken is None:
         prompts.seek(before.prompts_taken)

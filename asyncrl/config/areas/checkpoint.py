@@ -27,7 +27,7 @@ class CheckpointConfig:
     journal: Annotated[
         bool,
         "Record finished groups and taken batches in SAVE/journal, so that --load recovers them after a kill. Without "
-        "effect unless --save is given, and with a data source of user code.",
+        "effect unless --save is given.",
     ] = True
     async_save: Annotated[
         bool, "Continue training while a checkpoint is written; training waits only for the copy in host memory."

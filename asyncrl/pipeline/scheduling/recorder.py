@@ -46,12 +46,16 @@ class Recorder:
         self._waiting = set[GroupId]()
         self._journal: Journal | None = None
         self._about: Mapping[str, Any] = {}
+        self._keeps_prompts = False
         self._last = 0
         """Sequence number of the last snapshot."""
 
-    def write_to(self, journal: Journal, about: Mapping[str, Any]) -> None:
-        """Begin to write.  ``about`` are notes on the run, as JSON values, which a recovery checks."""
-        self._journal, self._about = journal, about
+    def write_to(self, journal: Journal, about: Mapping[str, Any], *, keeps_prompts: bool = False) -> None:
+        """Begin to write.  ``about`` are notes on the run, as JSON values, which a recovery checks.
+
+        A journal that ``keeps_prompts`` has them whole, and not only their epochs and rows.
+        """
+        self._journal, self._about, self._keeps_prompts = journal, about, keeps_prompts
 
     # ---- groups
 
@@ -59,14 +63,14 @@ class Recorder:
         """Record a group that starts for the first time, with the prompts that ``queue`` has taken so far."""
         if self._journal is not None:
             taken, last = queue.num_taken, queue.last_taken
-            record = Admitted(group_id=group_id, place=_place(prompt), prompts_taken=taken, last_taken=last)
+            record = Admitted(group_id=group_id, place=self._place(prompt), prompts_taken=taken, last_taken=last)
             self._journal.append(record)
 
     def left_out(self, prompt: Prompt, queue: PromptQueue) -> None:
         """Record a prompt in quarantine, which starts no group."""
         if self._journal is not None:
             taken, last = queue.num_taken, queue.last_taken
-            self._journal.append(LeftOut(place=_place(prompt), prompts_taken=taken, last_taken=last))
+            self._journal.append(LeftOut(place=self._place(prompt), prompts_taken=taken, last_taken=last))
 
     def grown(self, group_id: GroupId, partial: PartialSample) -> None:
         """Record the last chunk of an answer in flight."""
@@ -202,7 +206,7 @@ class Recorder:
                 step=state.step,
                 state={**replace(state, tokens=tokens, groups=groups).as_json(), "about": dict(self._about)},
                 held=tuple(
-                    HeldGroup(group_id=group_id, place=_place(prompt), is_buffered=is_buffered)
+                    HeldGroup(group_id=group_id, place=self._place(prompt), is_buffered=is_buffered)
                     for group_id, prompt, is_buffered in held
                 ),
                 pending=tuple(map(_taken, pending)),
@@ -214,10 +218,9 @@ class Recorder:
         if self._journal is not None:
             self._journal.checkpointed(step)
 
+    def _place(self, prompt: Prompt) -> PromptPlace:
+        return PromptPlace(epoch=prompt.epoch, row=prompt.row, prompt=prompt if self._keeps_prompts else None)
+
 
 def _taken(batch: Batch) -> Taken:
     return Taken(step=batch.step, group_ids=tuple(group.group_id for group in batch.groups))
-
-
-def _place(prompt: Prompt) -> PromptPlace:
-    return PromptPlace(epoch=prompt.epoch, row=prompt.row)

@@ -42,6 +42,8 @@ class RunState:
     """Prompts of a user's data source that must start again, instead of ``outstanding``."""
     source: Mapping[str, Any] | None = None
     """State of a user's data source: ``fetched`` prompts and the ``state`` that it gave; None without one."""
+    given: tuple[Prompt, ...] = ()
+    """Prompts that groups have taken, and that a source in the state of ``source`` gives again."""
     last_taken: tuple[int, int] | None = None
     """Epoch and row of the prompt taken from the source last.  A stream of prompts continues behind it."""
     mark: str = ""
@@ -65,6 +67,7 @@ class RunState:
                     "tokens": TokenCounts(**_known(TokenCounts, found["tokens"])),
                     "groups": GroupCounts(**_known(GroupCounts, found["groups"])),
                     "prompts": tuple(_prompt(prompt) for prompt in found.get("prompts", ())),
+                    "given": tuple(_prompt(prompt) for prompt in found.get("given", ())),
                     "verdicts": tuple(bool(verdict) for verdict in found["verdicts"]),
                     "last_taken": _place(found.get("last_taken")),
                 }

@@ -145,13 +145,16 @@ class Scheduler:
         for each in restored.in_flight:
             self._accounts.restore(each.group_id, State.PARTIAL)
 
-    async def begin_journal(self, journal: Journal, about: Mapping[str, Any], *, has_groups: bool) -> None:
+    async def begin_journal(
+        self, journal: Journal, about: Mapping[str, Any], *, has_groups: bool, source: SourceState | None = None
+    ) -> None:
         """Record the state with which the run begins, and wait until it is on the disk; record every later event.
 
         ``has_groups`` tells whether the journal continues that of the resumed run, and thus has its groups already.  A
-        recovery checks ``about``, notes as JSON values.
+        recovery checks ``about``, notes as JSON values.  With the state of a user's ``source``, which cannot find
+        prompts again, the journal stores them whole.
         """
-        self._recorder.write_to(journal, about)
+        self._recorder.write_to(journal, about, keeps_prompts=source is not None)
         if not has_groups:
             for batch in self._to_train_again:
                 unused = (Dispatch(order=0, deadline=batch.step, group_id=group.group_id) for group in batch.groups)
@@ -159,7 +162,7 @@ class Scheduler:
             for each in self._restarting:
                 self._recorder.grown_before(each.grown)
             await self._recorder.finished_before(self._buffer.waiting())
-        state = self._record(replace(self.state(), mark=self._mark))
+        state = self._record(replace(self.state(source), mark=self._mark))
         await self._recorder.written()
         self.checkpointed(state.step)
 
@@ -324,6 +327,7 @@ class Scheduler:
             outstanding=() if source else tuple((prompt.epoch, prompt.row) for prompt in prompts),
             prompts=(*prompts, *source.ahead) if source else (),
             source={"fetched": source.fetched, "state": source.state} if source else None,
+            given=source.given if source else (),
             tokens=tokens,
             groups=groups,
             reasons=gauges.filter_reasons,

@@ -159,8 +159,7 @@ class Life:
         self._note(found.words)
         self.num_recovered += 1
         start = Saved(found.before, expected.settled, expected.accounts[0].generated)
-        again = tuple(prompts.at(*each) for each in found.again)
-        return start, Found(restored=found.restored, again=again, expected=expected)
+        return start, Found(restored=found.restored, again=found.again, expected=expected)
 
     def _process(self, claim: Claim, origin: Path | None, before: Saved | None, found: Found | None) -> Process:
         quarantine = Quarantine(

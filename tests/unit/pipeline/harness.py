@@ -236,7 +236,9 @@ class World:
                 running = [tasks.create_task(each()) for each in beneath]
                 parts = self._parts()
                 if self.journal is not None:
-                    await self.scheduler.begin_journal(self.journal, {}, has_groups=self.recovery is not None)
+                    state = None if self.source is None else self.source.at_start()
+                    has_groups = self.recovery is not None
+                    await self.scheduler.begin_journal(self.journal, {}, has_groups=has_groups, source=state)
                 await train(parts, plan, self.facts.append, self._note_last_save)
                 for task in running:
                     task.cancel()
@@ -368,7 +370,7 @@ class World:
         if self.before is None:
             return ()
         if self.recovery is not None:
-            return tuple(self.prompts.at(*which) for which in self.recovery.again)
+            return self.recovery.again
         return self.before.prompts or tuple(self.prompts.at(*which) for which in self.before.outstanding)
 
     @property

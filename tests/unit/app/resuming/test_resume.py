@@ -6,18 +6,25 @@ from typing import Any
 import orjson
 import pytest
 
+from asyncrl.app.resuming.binding import binding
 from asyncrl.app.resuming.resume import Start, about, find_start
+from asyncrl.buffer.journal import Admitted, PromptPlace, Record, Snapshot
 from asyncrl.config import RunConfig, load_run
 from asyncrl.config.resolved import kept
 from asyncrl.data import EndlessPrompts
 from asyncrl.engines.megatron.checkpoint.directory import notes_of
 from asyncrl.errors import ConfigError
+from asyncrl.hooks.native_source import NativeSource
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.models.shape import read_shape
 from asyncrl.pipeline.scheduling.run_state import RunState
-from asyncrl.types import Prompt, Weights
+from asyncrl.types import GroupId, Prompt, Weights
 from tests.unit.data.prompt_files import config, jsonl, numbered_rows, stream, take
 from tests.unit.engines.megatron.checkpoint.test_directory import written
+from tests.unit.hooks.test_prompt_source import Counting, taken, texts
+from tests.unit.hooks.test_prompt_source import prompts as user_prompts
+from tests.unit.pipeline.test_recovery import write
+from tests.virtual_time import run_virtually
 
 MODEL = Path(__file__).parents[4] / "configs" / "quickstart" / "model"
 SHAPE = read_shape(MODEL)
@@ -253,3 +260,37 @@ def test_a_row_that_is_not_in_the_files_is_refused(configured: Callable[..., Run
     written(tmp_path / "saved", 2, notes_of(SHAPE, run))
     with pytest.raises(ConfigError, match="the files have no row 1000000000, with which the checkpoint's run ended"):
         find_start(configured(), source, SHAPE)
+
+
+def test_a_users_source_continues_behind_the_prompts_of_the_journal(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """Prompts 0 to 5 were given at the checkpoint, of which 4 and 5 waited; 5, 6 and 7 started before the kill."""
+
+    def made(number: int) -> Prompt:
+        return Prompt(row=number, epoch=0, text=str(number), token_ids=(1,), label=number, metadata={"a": 1})
+
+    run, source = configured("--save", str(tmp_path / "saved")), user_prompts(NativeSource(Counting()))
+    state = replace(STATE, outstanding=(), prompts=(made(4), made(5)), source={"fetched": 6, "state": 6}, mark="m")
+    notes = {**about(source), "optimizer": True, "state": state.as_json()}
+    written(tmp_path / "saved", 2, notes_of(SHAPE, notes))
+    at_checkpoint = {**state.as_json(), "about": {**about(source), **binding(run)}}
+    records: list[Record] = [Snapshot(step=2, state=orjson.loads(orjson.dumps(at_checkpoint)), held=())]
+    records += [
+        Admitted(
+            group_id=GroupId(7 + number),
+            place=PromptPlace(epoch=0, row=number, prompt=made(number)),
+            prompts_taken=7 + number,
+            last_taken=(0, number),
+        )
+        for number in (5, 6, 7)
+    ]
+    write(tmp_path / "saved" / "journal", 1, [*records], 100)
+    start = find_start(run, source, SHAPE)
+    assert start.restored is not None
+    assert [each.prompt for each in start.restored.in_flight] == [made(5), made(6), made(7)]
+    assert start.again == (made(4),)
+    assert source.at_start().given == (made(6), made(7))
+    found, _ = run_virtually(taken(source, 3))
+    assert texts(found) == ["8", "9", "10"]
+    assert [prompt.row for prompt in found] == [10, 11, 12], "no row is used twice"
