@@ -171,9 +171,7 @@ class UserPrompts:
         if place is not None:
             del self._given[place]
         if self._given and not self._num_to_compare:
-            text = (
-                "%s: gives other prompts than before the kill; %d that were trained since the checkpoint did not return"
-            )
+            text = "%s: gives other prompts than before the kill: %d that it gave since the checkpoint did not return"
             logger.warning(text, self._name, len(self._given))
             self._given.clear()
         return place is not None

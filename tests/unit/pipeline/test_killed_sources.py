@@ -12,15 +12,17 @@ from typing import Any
 import orjson
 import pytest
 
+from asyncrl.buffer.journal import Admitted, Left, PromptPlace, Record, Snapshot
 from asyncrl.compat import Sample
 from asyncrl.compat.data_sources import SlimeSource
 from asyncrl.engines.fake import FakeCheckpoints
 from asyncrl.hooks.native_source import NativeSource
 from asyncrl.hooks.prompt_source import UserPrompts
+from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.pipeline.recovery import Recovery, recovery
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.protocols import UserSource
-from asyncrl.types import NewPrompt
+from asyncrl.types import GroupId, NewPrompt, Prompt
 from tests.unit.hooks.callers import InlineCaller
 from tests.unit.hooks.test_prompt_source import ARGS, Counting, Slimes, tokenise
 from tests.unit.pipeline.harness import World
@@ -164,3 +166,42 @@ def test_the_samples_of_slime_are_as_they_were() -> None:
     other = SavedSlimes(files)
     other.load(3)
     assert [group[0].prompt for group in other.get_samples(2)] == ["a", "0"]
+
+
+@pytest.mark.parametrize(("takes_back", "again", "given"), [(True, [], ["a", "b"]), (False, [0], ["a", "b", "a"])])
+def test_a_prompt_that_the_source_took_back_and_gave_again_counts_once(
+    tmp_path: Path, takes_back: bool, again: list[int], given: list[str]
+) -> None:
+    """The group of row 0 was stale, and row 2 has the same text: the same prompt only if the source took it back."""
+
+    def admitted(row: int, text: str) -> Admitted:
+        prompt = Prompt(row=row, epoch=0, text=text, token_ids=(1,), label=None)
+        place = PromptPlace(epoch=0, row=row, prompt=prompt)
+        return Admitted(group_id=GroupId(row), place=place, prompts_taken=row + 1, last_taken=(0, row))
+
+    empty = RunState(
+        step=0,
+        version=0,
+        next_id=0,
+        prompts_taken=0,
+        outstanding=(),
+        tokens=TokenCounts(),
+        groups=GroupCounts(),
+        reasons={},
+        verdicts=(),
+        retries=0,
+        aborts=0,
+    )
+    state = {**empty.as_json(), "about": {}}
+    left = Left(group_id=GroupId(0), outcome="stale", num_tokens=5, returns_prompt=True)
+    records: list[Record] = [Snapshot(step=0, state=orjson.loads(orjson.dumps(state)), held=())]
+    records += [admitted(0, "a"), admitted(1, "b"), left, admitted(2, "a")]
+    write(tmp_path, 1, [*records], 5)
+    found = recovery(
+        tmp_path, None, {}, lambda epoch, row: pytest.fail("looked up"), num_steps=9, takes_back=takes_back
+    )
+    assert isinstance(found, Recovery)
+    assert [each.prompt.text for each in found.restored.in_flight] == ["b", "a"]
+    assert [prompt.row for prompt in found.again] == again
+    assert [prompt.text for prompt in found.given] == given
+    assert found.next_row == 3
