@@ -24,7 +24,7 @@ from tests.unit.pipeline.harness import World, drawn, named
 from tests.unit.pipeline.test_random_episodes import CHOICES as EPISODE_CHOICES
 from tests.unit.pipeline.test_random_histories import Story, resolved
 
-HISTORIES = 200
+HISTORIES = 100
 TOGETHER = 20
 LIMITS = EpisodeLimits(vocabulary_size=VOCABULARY, max_context_len=10_000)
 

@@ -378,7 +378,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 """Values of each field of a life; the first is the plainest."""
 MOST_KILLS = 3
 LAST_KILL_S = 1.5
-LIVES = 300
+LIVES = 150
 TOGETHER = 10
 SIZE = len(CHOICES) + 3 * MOST_KILLS
 """Bytes that make a life: one for each choice, two for the time of each kill, and one for what it tears."""
