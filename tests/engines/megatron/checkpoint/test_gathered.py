@@ -3,6 +3,7 @@
 Several ranks gather in pieces in ``train/test_parallel_training``, which also compares the state with Megatron's.
 """
 
+import random
 import time
 from pathlib import Path
 from threading import Event
@@ -134,3 +135,20 @@ def test_memory_is_pinned_where_there_is_a_gpu_and_serves_without(
         host.tensor(name, (BLOCK_BYTES,), torch.uint8)
     assert asked == [BLOCK_BYTES] * 2
     assert ("could not pin" in caplog.text) == (code != 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_piece_shares_with_unordered_and_empty_runs_what_lies_in_both(seed: int) -> None:
+    rng = random.Random(seed)
+    whole = torch.arange(200)
+    cuts = sorted(rng.sample(range(200), 12))
+    runs = [(start, whole[start:stop]) for start, stop in zip(cuts[::2], cuts[1::2], strict=True)]
+    runs += [(start, whole[start:start]) for start in rng.sample(range(200), 3)]
+    rng.shuffle(runs)
+    start = rng.randrange(190)
+    piece = torch.full((rng.randint(1, 200 - start),), -1)
+    for mine, values in gathered._Runs(runs).common(start, piece):  # noqa: SLF001 (its only test without a trainer)
+        mine.copy_(values)
+    covered = {place for begin, values in runs for place in range(begin, begin + len(values))}
+    expected = [place if place in covered else -1 for place in range(start, start + len(piece))]
+    assert piece.tolist() == expected
