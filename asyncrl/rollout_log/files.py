@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 
 ROLLOUTS_FOLDER = "rollouts"
 MOST_WAITING = 2
-"""Steps that wait for the disk; further ones get no file, because their tokens would fill the memory."""
+"""Steps of any size that may wait for their files."""
+MOST_TOKENS = 2_000_000
+"""Tokens that may wait in more steps; further steps get no file, because they would fill the memory."""
 CLOSING_S = 30.0
 """Seconds for the files that wait when the run ends."""
 _REPEATED = ("prompt", "label", "finish", "metadata")
@@ -67,30 +69,32 @@ class RolloutFiles:
         self._run_dir = run_dir
         self._share = share
         self._thread = DaemonThreads(1, "rollouts")
-        self._waiting = deque[Future[None]]()
+        self._waiting = deque[tuple[Future[None], int]]()
+        """The steps that wait, with their tokens."""
         self._num_skipped = self._num_failed = 0
         self._is_failing = False
 
     @property
     def num_waiting(self) -> int:
         """Number of steps whose files are not written yet."""
-        while self._waiting and self._waiting[0].done():
+        while self._waiting and self._waiting[0][0].done():
             self._waiting.popleft()
         return len(self._waiting)
 
     def write(self, batch: Batch, report: TrainReport) -> None:
         """Write a step's file later.  Costs the caller microseconds."""
-        if self.num_waiting >= MOST_WAITING:
+        num_tokens = sum(group.num_tokens for group in batch.groups)
+        if self.num_waiting >= MOST_WAITING and num_tokens + sum(each for _, each in self._waiting) > MOST_TOKENS:
             self._num_skipped += 1
             if self._num_skipped == 1:
                 text = "step %d: its samples are not written, because the disk is slower than training: %s"
                 logger.warning(text, batch.step, self._run_dir / ROLLOUTS_FOLDER)
             return
-        self._waiting.append(self._thread.submit(self._write, batch, report))
+        self._waiting.append((self._thread.submit(self._write, batch, report), num_tokens))
 
     def close(self) -> None:
         """Wait for the files that are not written yet, at most ``CLOSING_S`` seconds."""
-        _, late = wait(self._waiting, CLOSING_S)
+        _, late = wait([file for file, _ in self._waiting], CLOSING_S)
         self._thread.shutdown()
         if missing := self._num_skipped + self._num_failed + len(late):
             logger.warning("%s: %d steps have no file", self._run_dir / ROLLOUTS_FOLDER, missing)

@@ -138,6 +138,7 @@ def test_a_disk_that_is_too_slow_costs_files_and_no_memory(
         write(*arguments)
 
     monkeypatch.setattr(rollout_files, "write_rows", slow)
+    monkeypatch.setattr(rollout_files, "MOST_TOKENS", 30)
     files = RolloutFiles(tmp_path)
     for step in range(5):
         files.write(batch(step), trained())
@@ -146,6 +147,15 @@ def test_a_disk_that_is_too_slow_costs_files_and_no_memory(
     assert len(list((tmp_path / ROLLOUTS_FOLDER).iterdir())) == MOST_WAITING
     assert "the disk is slower than training" in caplog.text
     assert "3 steps have no file" in caplog.text
+
+
+def test_many_small_steps_may_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = RolloutFiles(tmp_path)
+    for step in range(50):
+        files.write(batch(step), trained())
+    files.close()
+    assert len(list((tmp_path / ROLLOUTS_FOLDER).glob("*.parquet"))) == 50
+    assert caplog.text == ""
 
 
 def test_no_reader_sees_a_file_in_the_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
