@@ -91,7 +91,7 @@ class Scheduler:
         self._hold = Holds([sampler.outage] if hold is None else [sampler.outage, hold])
         self._observers = tuple(observers)
         self._quarantine = quarantine or Quarantine()
-        self._recorder = Recorder(lambda num_groups: self._buffer.is_short_of(num_groups))
+        self._recorder = Recorder(self._needs_at_once)
         self._accounts = Accounts(limits.group_size, before, self._recorder)
         self._acceptance = Acceptance(before.verdicts if before else ())
         self._outstanding = Outstanding()
@@ -464,6 +464,13 @@ class Scheduler:
                 self._fail(group, error)
         self._note_move()
         self._buffer.look_again(group.dispatch)
+
+    def _needs_at_once(self, num_groups: int) -> bool:
+        """Return whether finished groups must not wait for others to share a commit: so many may complete a batch.
+
+        Where due groups are dropped, one that waits for the disk would be dropped with them.
+        """
+        return self._policy.stale == "drop" or self._buffer.is_short_of(num_groups)
 
     def _note_move(self) -> None:
         """Note that a group ended, or that an episode asks an engine: its measured share of slots has changed."""

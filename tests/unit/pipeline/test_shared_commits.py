@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from asyncrl.buffer.journal import Finished, Record
+from asyncrl.types import Request
 from tests.unit.pipeline.harness import World, uneven
 
 COMMIT_S = 30.0
@@ -66,6 +67,22 @@ def test_no_batch_waits_for_a_commit(staleness: int, train_seconds: float) -> No
     world, journal = recorded(**plan)
     assert world.seconds == World(**plan).run().seconds
     assert sum(journal.commits) == 8 * 4
+
+
+@pytest.mark.parametrize("train_seconds", [0.1, 1.0])
+def test_no_group_is_dropped_because_it_waits_for_others(train_seconds: float) -> None:
+    def lengths(request: Request) -> int:
+        return 5 + request.seed % 400
+
+    plan: dict[str, Any] = {
+        "steps": 8,
+        "stale": "drop",
+        "over_sampling": 7,
+        "train_seconds": train_seconds,
+        "lengths": lengths,
+    }
+    stale = [run.facts[-1].scheduler.groups.stale for run in (recorded(**plan)[0], World(**plan).run())]
+    assert stale[0] == stale[1] > 0
 
 
 def test_groups_that_finish_while_the_trainer_works_are_one_commit() -> None:
