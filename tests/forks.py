@@ -33,7 +33,8 @@ class Fork(subprocess.Popen[str]):
     def __init__(self, module: str, *arguments: object, env: Mapping[str, str] | None = None, **pipes: Any) -> None:
         """``env`` has changes of the environment for what the module does, not for the imports of the server."""
         self._request = {"argv": [module, *map(str, arguments)], "env": dict(env or {})}
-        self._status = self._status_end = -1
+        self._status = -1
+        """The end of a pipe from which the exit status is read."""
         super().__init__([module], text=True, **pipes)
 
     def _execute_child(self, *given: Any) -> None:

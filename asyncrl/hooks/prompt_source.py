@@ -245,7 +245,7 @@ class UserPrompts:
             yield replace(self.at_start(), state=state, ahead=waiting)
 
     def at_start(self) -> SourceState:
-        """Return the state before the first call of the source, which is not asked for its own."""
+        """Return the state before the first call of the source, whose own state is None: it is not asked."""
         return SourceState(fetched=self._num_fetched, state=None, ahead=tuple(self._ahead), given=tuple(self._given))
 
     @property

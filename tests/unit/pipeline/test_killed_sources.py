@@ -26,7 +26,7 @@ from asyncrl.types import GroupId, NewPrompt, Prompt
 from tests.unit.hooks.callers import InlineCaller
 from tests.unit.hooks.test_prompt_source import ARGS, Counting, Slimes, tokenise
 from tests.unit.pipeline.harness import World
-from tests.unit.pipeline.test_recovery import SlowJournal, _until, write
+from tests.unit.pipeline.test_recovery import SlowJournal, until, write
 from tests.virtual_time import run_virtually
 
 STEPS = 8
@@ -85,7 +85,7 @@ class Life:
             journal=journal,
             source=source,
         )
-        now = run_virtually(_until(world, kill_at))[1]
+        now = run_virtually(until(world, kill_at))[1]
         for batch in world.trainer.batches:
             self.trained[batch.step] = [group.prompt.text for group in batch.groups]
         if (found := checkpoints.found(now)) is not None:

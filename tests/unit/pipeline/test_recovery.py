@@ -115,7 +115,7 @@ class Life:
         """Run until ``kill_at``, and read checkpoint and journal as the next start does."""
         journal, checkpoints = SlowJournal(), FakeCheckpoints(self.writing_s)
         world = World(**self.plan, checkpoints=checkpoints, recovery=self.recovered, journal=journal)
-        now = run_virtually(_until(world, kill_at))[1]
+        now = run_virtually(until(world, kill_at))[1]
         self._check(world)
         if (found := checkpoints.found(now)) is not None:
             self.checkpoint = RunState.from_json(orjson.loads(orjson.dumps(found)))
@@ -193,7 +193,7 @@ def parts(grown: Sequence[Grown]) -> dict[int, tuple[int, ...]]:
     return found
 
 
-async def _until(world: World, kill_at: float | None) -> None:
+async def until(world: World, kill_at: float | None) -> None:
     try:
         async with asyncio.timeout(kill_at):
             await world.main()
