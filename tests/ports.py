@@ -1,8 +1,23 @@
-"""Ports for servers of tests."""
+"""Ports for servers and process groups of tests."""
 
-from asyncrl.engines.cluster.actors import NetworkPlace
+import os
+from collections import deque
+
+from asyncrl.engines.cluster.actors import reserve_ports
+
+MOST = 200
+"""How many ports a process keeps: more than the cases of a test file, far fewer than the files that it may open."""
+
+_KEPT: deque[int] = deque()
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports without a listener now."""
-    return list(NetworkPlace().free_ports(count))
+    """Return different TCP ports without a listener now.
+
+    No other process of the tests gets them soon: many cases choose a port first and listen on it a minute later.
+    """
+    reserved = reserve_ports(count)
+    _KEPT.extend(reserved.values())
+    while len(_KEPT) > MOST:
+        os.close(_KEPT.popleft())
+    return list(reserved)

@@ -10,7 +10,6 @@ import random
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,27 @@ class NetworkPlace:
         """
         while _RESERVATIONS:
             os.close(_RESERVATIONS.pop())
-        candidates = random.sample(PORTS, len(PORTS))
-        found = tuple(islice((port for port in candidates if _is_free(port) and _reserved(port)), count))
-        if len(found) < count:
-            raise ServerFailed(f"{count} free ports are needed, and {PORTS[0]} to {PORTS[-1]} have {len(found)}")
-        return found
+        reserved = reserve_ports(count)
+        _RESERVATIONS.extend(reserved.values())
+        return tuple(reserved)
+
+
+def reserve_ports(count: int) -> dict[int, int]:
+    """Return ``count`` different TCP ports without a listener, each with the descriptor that reserves it until closed.
+
+    Raises ServerFailed if there are fewer ports.
+    """
+    reserved: dict[int, int] = {}
+    for port in random.sample(PORTS, len(PORTS)):
+        if len(reserved) == count:
+            break
+        if _is_free(port) and (descriptor := _reservation(port)) is not None:
+            reserved[port] = descriptor
+    if len(reserved) < count:
+        for descriptor in reserved.values():
+            os.close(descriptor)
+        raise ServerFailed(f"{count} free ports are needed, and {PORTS[0]} to {PORTS[-1]} have {len(reserved)}")
+    return reserved
 
 
 class ServerActor(NetworkPlace):
@@ -139,8 +154,8 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _reserved(port: int) -> bool:
-    """Reserve ``port`` for this process; return whether no other process has it.
+def _reservation(port: int) -> int | None:
+    """Reserve ``port``; return the descriptor of the reservation, or None if the port has one.
 
     The reservation is a Unix socket without a file (unix(7), "abstract"), which ends with the process.
     """
@@ -149,6 +164,5 @@ def _reserved(port: int) -> bool:
         reservation.bind(f"\0asyncrl-port-{port}")
     except OSError:
         reservation.close()
-        return False
-    _RESERVATIONS.append(reservation.detach())
-    return True
+        return None
+    return reservation.detach()

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
-from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.megatron import TrainerSettings
 from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.types import Batch, FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
+from tests.ports import free_ports
 
 VOCAB = 96
 START = Weights(version=0, step=0)
@@ -81,7 +81,7 @@ def one_rank(settings: TrainerSettings) -> Iterator[MegatronRank]:
 
 def free_port() -> int:
     """A port without a listener now, outside the range of outgoing connections."""
-    (port,) = NetworkPlace().free_ports(1)
+    (port,) = free_ports(1)
     return port
 
 

@@ -10,6 +10,7 @@ import pytest
 from asyncrl.engines.cluster import actors
 from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.errors import ServerFailed
+from tests.ports import free_ports
 
 CHOOSE = """
 import sys
@@ -61,3 +62,13 @@ def test_a_port_is_chosen_once_while_the_process_lives_that_chose_it(monkeypatch
             NetworkPlace().free_ports(5)
         process.communicate(b"\n")
     assert set(NetworkPlace().free_ports(8)) == set(few)
+
+
+def test_ports_of_tests_stay_reserved_after_later_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay of routes chooses the ports of forty cases at once; another process listened on one of them."""
+    chosen = [port for _ in range(3) for port in free_ports(2)]
+    NetworkPlace().free_ports(0)
+    assert len(set(chosen)) == 6
+    monkeypatch.setattr(actors, "PORTS", chosen)
+    with pytest.raises(ServerFailed, match="have 0"):
+        free_ports(1)
