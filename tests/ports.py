@@ -6,7 +6,7 @@ from collections import deque
 from asyncrl.engines.cluster.actors import reserve_ports
 
 MOST = 200
-"""How many ports a process keeps: more than the cases of a test file, far fewer than the files that it may open."""
+"""Ports that a process keeps: more than the cases of a test file, far fewer than the files that it may open."""
 
 _KEPT: deque[int] = deque()
 

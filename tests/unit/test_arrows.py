@@ -99,6 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines.sglang": LEAVES | {"engines"},
     "engines.sglang.client": LEAVES | {"engines", "engines.sglang", "engines.weight_sync"},
     "engines.sglang.plugin": LEAVES | {"engines", "engines.sglang", "engines.weight_sync"},
+    "engines.sglang.plugin.cpu": {"internals"},
     "engines.weight_sync": LEAVES | {"engines"},
     "held_out": {"types"},
     "journal": {"errors", "types", "buffer.journal", "rollout_log"},

@@ -36,7 +36,7 @@ CPU_FLAGS: dict[str, str | bool] = {
     "max-total-tokens": "65536",
     "sleep-on-idle": True,  # otherwise an idle scheduler spins on a core that the trainer needs
 }
-"""Flags of a server without a GPU; the platform plug-in (``plugin/cpu_platform``) does the rest."""
+"""Flags of a server without a GPU; the platform plug-in (``plugin/cpu/cpu_platform``) does the rest."""
 
 SERVER_ENVIRONMENT = {"SGLANG_TIMEOUT_KEEP_ALIVE": "600"}
 """Environment of every server: its HTTP keep-alive, in seconds.

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from asyncrl.engines.sglang.plugin.draw import draw_with_seed, draw_within_limits  # noqa: E402
+from asyncrl.engines.sglang.plugin.cpu.draw import draw_with_seed, draw_within_limits  # noqa: E402
 
 DRAWS = 100_000
 

@@ -10,7 +10,7 @@ import os
 
 def activate() -> str | None:
     """Return the import path of the platform, or None on a machine with CUDA."""
-    return None if _has_cuda() else "asyncrl.engines.sglang.plugin.cpu_platform:CpuPlatform"
+    return None if _has_cuda() else "asyncrl.engines.sglang.plugin.cpu.cpu_platform:CpuPlatform"
 
 
 def _has_cuda() -> bool:

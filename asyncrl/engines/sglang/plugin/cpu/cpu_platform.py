@@ -32,7 +32,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.interface import PlatformEnum, SRTPlatform
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from asyncrl.engines.sglang.plugin.draw import draw_with_seed, draw_within_limits
+from asyncrl.engines.sglang.plugin.cpu.draw import draw_with_seed, draw_within_limits
 from asyncrl.internals import Internal
 
 _NCCL = "sglang.srt.distributed.device_communicators.pynccl.PyNcclCommunicator.__init__"
@@ -171,7 +171,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # sglang 
 
     def get_paged_allocator_cls(self) -> type[Any]:
         """Return the stock allocator of single tokens."""
-        from asyncrl.engines.sglang.plugin.allocator import TokenAllocator
+        from asyncrl.engines.sglang.plugin.cpu.allocator import TokenAllocator
 
         return TokenAllocator
 

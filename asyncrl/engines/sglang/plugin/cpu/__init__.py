@@ -1,0 +1,1 @@
+"""The platform by which stock SGLang serves on a CPU."""
