@@ -7,11 +7,9 @@ The other workers yield the cores to the first one, because some of its tests re
 """
 
 import gc
-import importlib.util
 import os
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -53,23 +51,8 @@ YIELDS = 5
 """The niceness of workers without server tests."""
 _has_yielded = False
 
-SERVED = ("deepseek_v2", "glm4", "glm4_moe", "llama", "qwen2", "qwen3", "qwen3_moe")
-"""SGLang's modules with the models that tests serve.
-
-SGLang imports the modules of all models at every start, which takes 2 s of CPU time and 0.5 s with these alone.
-"""
-
-
-def _not_served() -> str:
-    found = importlib.util.find_spec("sglang")
-    places = [] if found is None else found.submodule_search_locations or []
-    names = {path.stem for place in places for path in Path(place, "srt", "models").glob("*.py")}
-    return ",".join(sorted(name for name in names if name not in SERVED))
-
-
 # numpy's threads wait for work in a loop, in every process of the tests.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", _not_served())  # servers inherit it
 
 gc.disable()  # until all tests are imported: a collection sees the objects of all modules before it
 if "PYTEST_XDIST_WORKER" in os.environ:  # some test of every worker imports it

@@ -1,6 +1,7 @@
 """Import every module that registers internals, and report how the installed packages differ.
 
-Writes JSON: the registered names, our modules, and the line on differences, if any.  Runs in a separate process,
+Writes JSON: the registered names, our modules, the line on differences, if any, and the classes of SGLang's models, as
+our plug-in finds them in the sources and as SGLang imports them.  Runs in a separate process,
 because importing SGLang and Megatron takes seconds, warns, and changes torch.
 
     python -m tests.engines.internals_process
@@ -33,6 +34,9 @@ def modules() -> list[str]:
 def main() -> None:
     """Print the names, the modules and the differences."""
     warnings.simplefilter("ignore")
+    from sglang.srt.models import registry
+
+    from asyncrl.engines.sglang.plugin.model_classes import entries
     from asyncrl.internals import unlike
 
     tables = {name: importlib.import_module(name).INTERNALS for name in modules()}
@@ -41,6 +45,8 @@ def main() -> None:
         "used_in": sorted({each.used_in for table in tables.values() for each in table}),
         "tables": list(tables),
         "unlike": unlike(*tables.values()),
+        "entries": list(entries("sglang.srt.models").items()),
+        "classes": [(name, each.__module__) for name, each in registry.ModelRegistry.models.items()],
     }
     sys.stdout.write("\n" + json.dumps(found))
 

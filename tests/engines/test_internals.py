@@ -27,6 +27,15 @@ def test_the_installed_packages_look_as_expected(found: dict[str, Any]) -> None:
     assert found["unlike"] is None
 
 
+def test_the_classes_of_models_are_those_that_sglang_imports(found: dict[str, Any]) -> None:
+    """But for files whose libraries are not installed."""
+    sources = dict(found["entries"])
+    imported = dict(found["classes"])
+    assert sources | imported == sources
+    assert len(imported) > 200
+    assert len(sources.keys() - imported.keys()) < 5
+
+
 def test_every_registered_name_is_on_the_page(found: dict[str, Any]) -> None:
     assert [name for name in found["names"] if f"`{name}`" not in PAGE] == []
 

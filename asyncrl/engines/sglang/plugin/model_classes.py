@@ -1,0 +1,122 @@
+"""A plug-in of stock SGLang: a scheduler imports the classes of its own model, and not those of all models.
+
+    sglang.srt.models: source files ─▶ class names ─▶ ModelClasses, in place of ModelRegistry's dict
+                                                          └─▶ import of a file once SGLang looks up its class
+
+SGLang imports every file in ``sglang.srt.models``, with all libraries that these use, when a scheduler looks up its
+model.  On a CPU that is a quarter of the time until a server with a small model is ready.
+"""
+
+import logging
+import os
+import re
+import sys
+from collections import UserDict
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from asyncrl.internals import Internal, unlike
+
+_PACKAGE = "sglang.srt.models"
+_DISABLED, _EXTERNAL = "SGLANG_DISABLED_MODEL_ARCHS", "SGLANG_EXTERNAL_MODEL_PACKAGE"
+
+INTERNALS = (
+    Internal(
+        name="sglang.srt.models.registry.ModelRegistry",
+        attributes=("models", "resolve_model_cls", "get_supported_archs"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="sglang.srt.models.registry.import_model_classes",
+        parameters=("package_name",),
+        attributes=("EntryClass", _DISABLED, "cache_clear"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+_ENTRY = re.compile(r"^EntryClass\s*(?::[^=\n]*)?=\s*(\[.*?\]|\(.*?\)|\w+)", re.MULTILINE | re.DOTALL)
+"""The line by which a file names its classes, one or a list."""
+_COMMENT = re.compile(r"#.*")
+
+logger = logging.getLogger(__name__)
+
+
+class ModelClasses(UserDict[str, Any]):
+    """Classes of models by name, each imported when it is looked up.
+
+    A class whose file cannot be imported is missing, with a warning, as in SGLang.
+    """
+
+    def __init__(self, modules: Mapping[str, str], imported: Mapping[str, Any]) -> None:
+        """``modules`` has the module of each class; ``imported`` are classes that replace those of the same name."""
+        super().__init__(imported)
+        self._modules = {name: module for name, module in modules.items() if name not in imported}
+
+    def __contains__(self, name: object) -> bool:
+        if isinstance(name, str) and name not in self.data:
+            self._import(name)
+        return name in self.data
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        return self.data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over all names, also of classes that are not imported yet."""
+        return iter([*self.data, *self._modules])
+
+    def __len__(self) -> int:
+        return len(self.data) + len(self._modules)
+
+    def _import(self, name: str) -> None:
+        if (module := self._modules.pop(name, None)) is None:
+            return
+        try:
+            entry = import_module(module).EntryClass
+        except Exception as error:  # noqa: BLE001 (as SGLang does, so that a missing library costs one model)
+            logger.warning("Ignore import error when loading %s: %s", module, error)
+            return
+        classes = entry if isinstance(entry, list | tuple) else [entry]
+        self.data.update({each.__name__: each for each in classes if each.__name__ == name})
+
+
+def activate() -> None:
+    """Replace SGLang's dict of classes.  SGLang calls this in each process that it spawns.
+
+    Without effect where the user disables files or adds a package, and, but for a warning, in an unknown SGLang.
+    """
+    if any(os.environ.get(name) for name in (_DISABLED, _EXTERNAL)) or not (files := _files(_PACKAGE)):
+        return
+    os.environ[_DISABLED] = ",".join(file.stem for file in files)
+    try:
+        difference = unlike(INTERNALS)  # imports the registry, which imports all files but the disabled ones
+    finally:
+        del os.environ[_DISABLED]
+    if difference is not None:
+        logger.warning("asyncrl: a scheduler imports the classes of all models and starts later (%s)", difference)
+        sys.modules.pop(f"{_PACKAGE}.registry", None)
+        return
+    registry = import_module(f"{_PACKAGE}.registry")
+    registry.import_model_classes.cache_clear()
+    registry.ModelRegistry.models = ModelClasses(entries(_PACKAGE), registry.ModelRegistry.models)
+
+
+def entries(package: str) -> dict[str, str]:
+    """Return the module of each class that a source file of ``package`` names as its entry.  Imports no file."""
+    return {
+        name: f"{package}.{path.stem}"
+        for path in _files(package)
+        for entry in _ENTRY.findall(_COMMENT.sub("", path.read_text()))
+        for name in re.findall(r"\w+", entry)
+    }
+
+
+def _files(package: str) -> list[Path]:
+    found = find_spec(package)
+    folders = (found and found.submodule_search_locations) or ()
+    return [path for folder in folders for path in sorted(Path(folder).glob("*.py"))]
