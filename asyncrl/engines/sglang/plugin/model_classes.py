@@ -1,4 +1,4 @@
-"""A plug-in of stock SGLang: a scheduler imports the classes of its own model, and not those of all models.
+"""A plug-in of stock SGLang: a scheduler imports the class of the model that it serves, not those of all models.
 
     sglang.srt.models: source files ─▶ class names ─▶ ModelClasses, in place of ModelRegistry's dict
                                                           └─▶ import of a file once SGLang looks up its class
