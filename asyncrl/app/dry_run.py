@@ -13,7 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.app.checks import CheckedModel, check_files, check_flags, check_functions, check_model, look_at_machine
+from asyncrl.app.checks import (
+    Checked,
+    CheckedModel,
+    check_files,
+    check_flags,
+    check_functions,
+    check_model,
+    look_at_machine,
+)
 from asyncrl.capacity.engine import EngineMemory, engine_memory, engine_problems
 from asyncrl.capacity.routes import RouteMemory, route_memory
 from asyncrl.capacity.trainer import SPREAD, RankMemory, RankWorkload, trainer_memory, trainer_problems, with_copy
@@ -30,6 +38,7 @@ from asyncrl.config.derived import (
     weight_bytes,
 )
 from asyncrl.config.eval_sets import eval_sets, longest_request
+from asyncrl.data.prompts import EndlessPrompts
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.models.sizes import model_size
 from asyncrl.plain_text import one_line
@@ -77,7 +86,8 @@ def dry_run(run: RunConfig, console: Console) -> None:
     setting is wrong or a GPU too small.
     """
     lacking = missing_files(run)
-    shape = _checked(run, lacking).shape
+    model, files = _checked(run, lacking)
+    shape = model.shape
     for line in run.notes:
         console.print(Text(one_line(f"note: {line}")), soft_wrap=True)
     for line in lacking:
@@ -86,7 +96,7 @@ def dry_run(run: RunConfig, console: Console) -> None:
     for line in (*machine.errors, *machine.warnings):
         console.print(Text(one_line(f"on this machine: {line}")), soft_wrap=True)
     found = estimate(run, shape)
-    console.print(_table(run, found))
+    console.print(_table(run, found, files))
     refuse([] if run.cluster.device == "cpu" else _too_small(run, found))
     console.print("the dry run found nothing wrong", highlight=False)
 
@@ -134,8 +144,11 @@ def _routes(run: RunConfig, shape: ModelShape, kv_tokens: int) -> RouteMemory | 
     )
 
 
-def _checked(run: RunConfig, lacking: list[str]) -> CheckedModel:
-    """Make the checks of ``check`` as far as files exist.  Appends missing things to ``lacking``."""
+def _checked(run: RunConfig, lacking: list[str]) -> tuple[CheckedModel, Checked | None]:
+    """Make the checks of ``check`` as far as files exist.  Appends missing things to ``lacking``.
+
+    Returns None in the place of what was read if a file is missing.
+    """
     if find_spec("sglang") is None:
         lacking.append("sglang is not installed: --sglang- and --router- flags are not checked")
     else:
@@ -143,9 +156,10 @@ def _checked(run: RunConfig, lacking: list[str]) -> CheckedModel:
     model = check_model(run)
     if missing_files(run, needs_weights=False):
         check_functions(run)
-    else:
-        check_files(_without_new_folder(run), model).user_code.close()
-    return model
+        return model, None
+    files = check_files(_without_new_folder(run), model)
+    files.user_code.close()
+    return model, files
 
 
 def _without_new_folder(run: RunConfig) -> RunConfig:
@@ -180,14 +194,14 @@ def _too_small(run: RunConfig, found: Estimate) -> list[str]:
     )
 
 
-def _table(run: RunConfig, found: Estimate) -> Table:
+def _table(run: RunConfig, found: Estimate, files: Checked | None) -> Table:
     table = Table(
         box=SIMPLE_HEAD, title=Text(one_line(f"asyncrl · dry run of {run.name}")), title_justify="left", pad_edge=False
     )
     table.add_column("what", no_wrap=True)
     table.add_column("GB per GPU", justify="right", no_wrap=True)
     table.add_column("")
-    _add_run(table, run, found)
+    _add_run(table, run, found, files)
     if run.cluster.device == "cpu":
         table.add_row("memory", "", "not computed with --device cpu")
     else:
@@ -214,7 +228,7 @@ def _without_effect(run: RunConfig) -> set[str]:
     }
 
 
-def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
+def _add_run(table: Table, run: RunConfig, found: Estimate, files: Checked | None) -> None:
     cluster, rollout = run.cluster, run.rollout
     trainer = num_ranks(run)
     count = model_size(found.shape).total
@@ -230,18 +244,29 @@ def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
     table.add_row("GPUs", "", f"{shared}: {split}, {engines}")
     samples = f"{rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} samples"
     table.add_row("a step", "", f"{samples}, answers of up to {rollout.rollout_max_response_len:,} tokens")
-    _add_held_out(table, run)
-    prompt = run.data.rollout_max_prompt_len
-    table.add_row("prompts", "", "unlimited, counted as 0 tokens" if prompt is None else f"up to {prompt:,} tokens")
+    table.add_row("prompts", "", _prompts(run, files))
+    _add_held_out(table, run, files)
     if found.shape.experts is not None:
         table.add_row("routing replay", "", "off" if found.routes is None else "on: routers take the engines' experts")
 
 
-def _add_held_out(table: Table, run: RunConfig) -> None:
+def _prompts(run: RunConfig, files: Checked | None) -> str:
+    """Return the number of prompts, where all are read before the run, and their lengths."""
+    limit = run.data.rollout_max_prompt_len
+    lengths = "of any length, counted as 0 tokens" if limit is None else f"of up to {limit:,} tokens"
+    if files is None or not isinstance(files.prompts, EndlessPrompts):
+        return lengths
+    longest = max(len(prompt.token_ids) for prompt in files.prompts.rows)
+    return f"{len(files.prompts):,} {lengths}; the longest has {longest:,}"
+
+
+def _add_held_out(table: Table, run: RunConfig, files: Checked | None) -> None:
+    counts = {each.settings.name: f"{len(each.prompts):,} prompts, " for each in files.held_out} if files else {}
     for place, each in enumerate(eval_sets(run) if run.evaluation.eval_interval is not None else ()):
         kinds = "greedy" if each.temperature == 0 else f"temperature {each.temperature:g}, top-p {each.top_p:g}"
         answers = f"{each.n_samples_per_eval_prompt} answers per prompt, of up to {each.max_response_len:,} tokens"
-        table.add_row("" if place else "held-out sets", "", Text(one_line(f"{each.name}: {answers}; {kinds}")))
+        text = f"{each.name}: {counts.get(each.name, '')}{answers}; {kinds}"
+        table.add_row("" if place else "held-out sets", "", Text(one_line(text)))
 
 
 def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:

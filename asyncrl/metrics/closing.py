@@ -46,7 +46,7 @@ def closing_table(history: History, plan: RunTargets, wall_s: float, run_dir: Pa
 
 def _add_outcome(table: Table, history: History, plan: RunTargets, wall_s: float) -> None:
     table.add_row("steps", f"{_steps(history):,} of {plan.num_steps:,} in {duration(wall_s)}")
-    table.add_row("held-out accuracy", _held_out(history))
+    table.add_row("held-out reward", _held_out(history))
     _add_sets(table, history)
     if history.first_reward is not None:
         table.add_row("reward", f"{history.first_reward:.3f} → {history.last_reward:.3f}")

@@ -207,13 +207,13 @@ class LineView:
             self.phase(_meanwhile(stats))
 
     def step(self, row: Row, facts: StepFacts) -> None:
-        """Print the step's numbers; a held-out accuracy gets a separate line."""
+        """Print the step's numbers; the reward of held-out prompts gets a separate line."""
         if self._history.steps % _LINES_PER_HEADER == 0:
             self._say(_aligned(tuple(_COLUMNS)))
         self._history.write(row)
         self._say(_aligned(_cells(self._plan, self._history, row)))
         if "eval/accuracy" in row:
-            self.note(f"held-out accuracy {_accuracies(self._history)}")
+            self.note(f"held-out reward {_accuracies(self._history)}")
             for name, text in _sets(self._history, "->").items():
                 self.note(f"  {name} {text}")
 

@@ -40,7 +40,7 @@ def three_steps(run_dir: Path) -> History:
 def test_the_closing_table_adds_up_the_run(tmp_path: Path) -> None:
     lines = printed(three_steps(tmp_path), tmp_path)
     assert lines["steps"] == "3 of 3 in 1:15"
-    assert lines["held-out accuracy"] == "0.125 → 0.500  at steps 0 → 3"
+    assert lines["held-out reward"] == "0.125 → 0.500  at steps 0 → 3"
     assert lines["reward"] == "0.625 → 0.625"
     assert lines["tokens generated"] == "2,000  167 tokens/s"  # 2000 tokens in 12 s of steps
     assert lines["trained"].split("  ") == ["1,596", " 80 %"]
@@ -63,7 +63,7 @@ def test_each_held_out_set_has_a_row_with_its_margin_and_its_largest_k(tmp_path:
         )
         reporter.step(facts(step, evaluated=report))
     lines = printed(history, tmp_path)
-    assert lines["held-out accuracy"] == "0.375 → 0.625  at steps 0 → 1"
+    assert lines["held-out reward"] == "0.375 → 0.625  at steps 0 → 1"
     assert lines["aime"] == "0.250 → 0.500 ± 0.050"
     assert lines["gsm"] == "0.500 → 0.750 ± 0.050"
     assert "pass@4 0.750, majority@4 0.625" in lines
@@ -73,7 +73,7 @@ def test_one_held_out_set_needs_no_row_of_its_name(tmp_path: Path) -> None:
     history = History()
     Reporter([history]).step(facts(0, evaluated=replace(evaluation(0, gsm=0.5), sets={"gsm": evaluated_set(0.5)})))
     lines = printed(history, tmp_path)
-    assert lines["held-out accuracy"] == "0.500 ± 0.050  at step 0"
+    assert lines["held-out reward"] == "0.500 ± 0.050  at step 0"
     assert "gsm" not in lines
 
 
@@ -104,6 +104,6 @@ def test_it_points_only_to_files_that_exist(tmp_path: Path) -> None:
 def test_a_run_that_ended_before_its_first_step_has_a_table_too(tmp_path: Path) -> None:
     lines = printed(History(), tmp_path)
     assert lines["steps"] == "0 of 3 in 1:15"
-    assert lines["held-out accuracy"] == "not measured"
+    assert lines["held-out reward"] == "not measured"
     assert lines["lag"] == "no token trained"
     assert "weight updates" not in lines
