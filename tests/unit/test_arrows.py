@@ -170,10 +170,17 @@ MAY_USE: dict[str, set[str]] = {
 MOST_MODULES = 16
 
 
+@functools.cache
 def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+@functools.cache
+def modules_of(folder: str) -> list[Path]:
+    return [module for module in modules() if folder_of(module) == folder]
+
+
+@functools.cache
 def folder_of(module: Path) -> str:
     """``engines.sglang`` for a module of that folder; a top-level module is a folder of one."""
     parts = module.relative_to(PACKAGE).parts
@@ -196,6 +203,7 @@ def imports(module: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+@functools.cache
 def imported_folders(module: Path) -> set[str]:
     found = set()
     for name in imports(module):
@@ -230,9 +238,8 @@ def ring(graph: Mapping[str, set[str]]) -> list[str]:
 
 @pytest.mark.parametrize("folder", [folder for folder in folders() if folder != "app"])
 def test_folder_imports_only_what_it_may(folder: str) -> None:
-    for module in modules():
-        if folder_of(module) == folder:
-            assert imported_folders(module) <= MAY_IMPORT[folder], module
+    for module in modules_of(folder):
+        assert imported_folders(module) <= MAY_IMPORT[folder], module
 
 
 def test_every_entry_of_the_table_is_a_folder() -> None:
@@ -243,10 +250,9 @@ def test_every_entry_of_the_table_is_a_folder() -> None:
 def test_folder_uses_only_its_own_libraries(folder: str) -> None:
     parents = [".".join(folder.split(".")[:depth]) for depth in range(1, folder.count(".") + 2)]
     may_use = set().union(*(MAY_USE.get(parent, set()) for parent in parents))
-    for module in modules():
-        if folder_of(module) == folder:
-            outside = {name.split(".")[0] for name in imports(module)} & OUTSIDE
-            assert outside <= may_use, module
+    for module in modules_of(folder):
+        outside = {name.split(".")[0] for name in imports(module)} & OUTSIDE
+        assert outside <= may_use, module
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])

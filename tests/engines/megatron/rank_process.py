@@ -112,14 +112,18 @@ def _same_on_all_ranks(target: Target | None) -> Target:
 
 
 def _settings(case: dict[str, Any]) -> TrainerSettings:
-    # 6 samples in the first update and 3 in the second, in small microbatches: unequal shares, some of them empty
+    parallel = ParallelConfig(**case["parallel"])
+    # 6 samples in the first update and 3 in the second: where ranks share them, in small microbatches, so that the shares
+    # are unequal and some are empty
+    tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    has_shares = case["ranks"] > tensor * pipeline * parallel.context_parallel_size
     changes: dict[str, Any] = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
-    changes |= {"max_tokens_per_gpu": 16, "balance_data": case["ranks"] > 1}
+    changes |= {"max_tokens_per_gpu": 16 if has_shares else 32, "balance_data": case["ranks"] > 1}
     # a critic, a reference model, and the mean advantage over all ranks' tokens
     changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
     changes |= {"use_score_centering": case["centers"]}
     settings = trainer_settings(Path(case["checkpoint"]), **changes)
-    settings = replace(settings, parallel=ParallelConfig(**case["parallel"]))
+    settings = replace(settings, parallel=parallel)
     if case["layers"] is None:
         return settings
     model = replace(settings.model, transformer_impl=case["layers"])

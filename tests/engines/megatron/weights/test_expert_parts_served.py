@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3MoeForCausalLM
 
 from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.engines.server_process import ServerProcess
@@ -77,6 +76,8 @@ class Run:
         """Compare the server's log-probs with those of transformers under the trainer's weights."""
         found = torch.tensor(await self.engine.score(TOKENS, 1))
         self.rank.save(self.folder / f"saved-{self.version}")
+        from transformers import Qwen3MoeForCausalLM  # takes 3 s, which every worker would spend in the collection
+
         network = Qwen3MoeForCausalLM.from_pretrained(self.folder / f"saved-{self.version}", dtype=torch.float32)
         with torch.no_grad():
             logprobs = network(torch.tensor([TOKENS])).logits.log_softmax(-1)[0, :-1]

@@ -4,9 +4,8 @@ import asyncio
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
 
@@ -14,6 +13,9 @@ from asyncrl.types import FinishReason
 from tests.unit.rollouts.gateway.templates import QWEN3
 from tests.unit.rollouts.gateway.test_chat_tokens import TagParser
 from tests.unit.rollouts.gateway.world import Client, World, run
+
+if TYPE_CHECKING:
+    import anthropic  # takes 2 s, which every worker would spend in the collection
 
 CALL = '<think>\nI add.\n</think>\n\n<tool_call>\n{"name":"add","arguments":{"a":40,"b":2}}\n</tool_call><|im_end|>'
 SO = "<think>\nOf course.\n</think>\n\nThe answer is 42.<|im_end|>"
@@ -28,7 +30,9 @@ def openai_client(client: Client, key: str | None = None) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key=key or client.address.key, max_retries=0)
 
 
-def anthropic_client(client: Client) -> anthropic.AsyncAnthropic:
+def anthropic_client(client: Client) -> "anthropic.AsyncAnthropic":
+    import anthropic
+
     return anthropic.AsyncAnthropic(base_url=client.url, api_key=client.address.key, max_retries=0)
 
 
@@ -338,6 +342,8 @@ def test_anthropic_streams_text_and_stops_at_a_sequence(tmp_path: Path) -> None:
 
 
 def test_anthropic_gets_named_errors(tmp_path: Path) -> None:
+    import anthropic
+
     async def scenario(world: World) -> None:
         client = world.episode(lambda *_: "It is", finish=FinishReason.LENGTH)
         async with anthropic_client(client) as model:

@@ -69,5 +69,6 @@ def test_a_class_that_was_imported_before_replaces_the_one_of_a_file(package: st
 @pytest.mark.parametrize("name", ["SGLANG_DISABLED_MODEL_ARCHS", "SGLANG_EXTERNAL_MODEL_PACKAGE"])
 def test_what_the_user_disables_or_adds_is_left_to_sglang(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "llama")
-    monkeypatch.setattr(model_classes, "import_module", None)  # would fail if it were called
+    monkeypatch.setattr(model_classes, "unlike", None)  # would fail if it were called
     model_classes.activate()
+    assert "sglang.srt.models.registry" not in sys.modules
