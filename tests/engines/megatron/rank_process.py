@@ -113,8 +113,8 @@ def _same_on_all_ranks(target: Target | None) -> Target:
 
 def _settings(case: dict[str, Any]) -> TrainerSettings:
     parallel = ParallelConfig(**case["parallel"])
-    # 6 samples in the first update and 3 in the second: where ranks share them, in small microbatches, so that the shares
-    # are unequal and some are empty
+    # 6 samples in the first update and 3 in the second, in small microbatches where ranks share them: the shares are
+    # unequal, and some are empty
     tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     has_shares = case["ranks"] > tensor * pipeline * parallel.context_parallel_size
     changes: dict[str, Any] = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
