@@ -88,7 +88,8 @@ def eval_problems(run: RunConfig, reward_problems: Callable[[RewardConfig, DataC
     interval, file, function = evaluation.eval_interval, evaluation.eval_config, evaluation.eval_function_path
     lines = must(
         interval is None or bool(evaluation.data_sets) or file is not None or function is not None,
-        f"eval-interval {interval} without eval-prompt-data; give NAME PATH pairs of held-out prompts, or eval-config",
+        f"eval-interval {interval} without eval-prompt-data; give NAME PATH pairs of held-out prompts, or eval-config, "
+        "or eval-interval none for no evaluation",
     )
     lines += must(
         not evaluation.data_sets or file is None,

@@ -67,9 +67,9 @@ def _engines_alone(run: RunConfig) -> RunConfig:
 
 
 def _joined(file: Given, flags: Given) -> Given:
-    """The settings of file and command line; a flag's value replaces the file's."""
+    """The settings of file and command line; a flag's value replaces the file's, and None takes the file's back."""
     return Given(
-        values=file.values | flags.values,
+        values={name: value for name, value in (file.values | flags.values).items() if value is not None},
         passed={prefix: file.passed.get(prefix, {}) | flags.passed[prefix] for prefix in PASSED_THROUGH},
         foreign=file.foreign | flags.foreign,
         mistakes=file.mistakes + flags.mistakes,

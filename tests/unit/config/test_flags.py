@@ -152,6 +152,7 @@ def test_train_py_is_synchronous(tmp_path: Path) -> None:
             'unexpected word "run.toml": every setting is a flag; put --config or a flag\'s name before it',
         ),
         ("--num-rollout many", '--num-rollout must be a whole number, got "many"'),
+        ("--num-rollout none", '--num-rollout must be a whole number, got "none"'),
         ("--num-rollout 1.5", '--num-rollout must be a whole number, got "1.5"'),
         ("--lr small", '--lr must be a number, got "small"'),
         ("--lr nan", "--lr must be a finite number, got nan"),

@@ -106,6 +106,24 @@ def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, text: str, line:
     assert found == f"{path}{line}" or (line.endswith("got ") and found.startswith(f"{path}{line}"))
 
 
+def test_none_takes_back_a_number_that_has_no_default(tmp_path: Path) -> None:
+    path = file(
+        tmp_path, f'{REQUIRED}eval-interval = 2\neval-prompt-data = ["sums", "train.jsonl"]\neval-top-p = 0.5\n'
+    )
+    on = load_run(["--config", str(path)]).evaluation
+    assert (on.eval_interval, on.eval_top_p) == (2, 0.5)
+    off = load_run(["--config", str(path), "--eval-interval", "none", "--eval-top-p", "none", "--eval-prompt-data"])
+    assert (off.evaluation.eval_interval, off.evaluation.eval_top_p, off.evaluation.eval_prompt_data) == (
+        None,
+        None,
+        (),
+    )
+    assert complaints("--config", str(path), "--eval-prompt-data") == [
+        "eval-interval 2 without eval-prompt-data; give NAME PATH pairs of held-out prompts, or eval-config, or "
+        "eval-interval none for no evaluation"
+    ]
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(b"lr = \xff")
