@@ -14,7 +14,8 @@ _KEPT: deque[int] = deque()
 def free_ports(count: int) -> list[int]:
     """Return different TCP ports without a listener now.
 
-    No other process of the tests gets them soon: many cases choose a port first and listen on it a minute later.
+    No other process of the tests gets them while they are among the last ``MOST`` of this one: many cases choose a port
+    first and listen on it a minute later.
     """
     reserved = reserve_ports(count)
     _KEPT.extend(reserved.values())

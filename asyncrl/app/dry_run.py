@@ -253,11 +253,11 @@ def _add_run(table: Table, run: RunConfig, found: Estimate, files: Checked | Non
 def _prompts(run: RunConfig, files: Checked | None) -> str:
     """Return the number of prompts, where all are read before the run, and their lengths."""
     limit = run.data.rollout_max_prompt_len
-    lengths = "of any length, counted as 0 tokens" if limit is None else f"of up to {limit:,} tokens"
+    lengths = "any length, of which the memory counts 0 tokens" if limit is None else f"up to {limit:,} tokens"
     if files is None or not isinstance(files.prompts, EndlessPrompts):
         return lengths
     longest = max(len(prompt.token_ids) for prompt in files.prompts.rows)
-    return f"{len(files.prompts):,} {lengths}; the longest has {longest:,}"
+    return f"{len(files.prompts):,}, the longest of {longest:,} tokens; limit: {lengths}"
 
 
 def _add_held_out(table: Table, run: RunConfig, files: Checked | None) -> None:

@@ -17,6 +17,9 @@ from asyncrl.config.slime.table import TABLE
 from asyncrl.config.values import WrongValue, from_flag, is_utf8, shown
 from asyncrl.errors import ConfigError
 
+NONE = "none"
+"""The word for no number, which takes back that of a TOML file."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
@@ -47,10 +50,17 @@ def read_flags(argv: Sequence[str]) -> tuple[Path | None, Given]:
     given.mistakes.extend(_stray(extra))
     for name, text in texts.items():
         try:
-            given.values[name] = from_flag(knobs()[name], text, Path.cwd())
+            given.values[name] = (
+                None if _takes_back(knobs()[name], text) else from_flag(knobs()[name], text, Path.cwd())
+            )
         except WrongValue as error:
             given.mistakes.append(f"--{name} {error}")
     return Path(config) if config else None, given
+
+
+def _takes_back(knob: Knob, text: str) -> bool:
+    """Return whether the flag takes back the number of the file, whose setting may be left out."""
+    return text == NONE and knob.default is None and knob.type in (int, float)
 
 
 @functools.cache
@@ -59,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
     root = _Parser(
         usage="%(prog)s [--config FILE.toml] [--any-flag value ...]",
         description="Asynchronous RL training: SGLang generates while Megatron trains. Flags override the TOML file.",
-        epilog="Any other --sglang-FLAG is passed to the SGLang server, any other --router-FLAG to sglang-router.",
+        epilog=f"The word {NONE} takes back a number of the TOML file that may be left out. "
+        "Any other --sglang-FLAG is passed to the SGLang server, any other --router-FLAG to sglang-router.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),

@@ -89,7 +89,7 @@ def eval_problems(run: RunConfig, reward_problems: Callable[[RewardConfig, DataC
     lines = must(
         interval is None or bool(evaluation.data_sets) or file is not None or function is not None,
         f"eval-interval {interval} without eval-prompt-data; give NAME PATH pairs of held-out prompts, or eval-config, "
-        "or eval-interval none for no evaluation",
+        "or --eval-interval none for no evaluation",
     )
     lines += must(
         not evaluation.data_sets or file is None,

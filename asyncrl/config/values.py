@@ -24,8 +24,6 @@ KINDS = {
 UNREADABLE = (ValueError, LookupError, AttributeError, RecursionError)
 """The errors of the parsers of TOML and YAML for text that has a right form and no value, such as ``2024-02-30``."""
 
-NONE = "none"
-"""The word for no number, which takes back that of a TOML file."""
 LARGEST = 2**63
 """The limit of whole numbers, above which no setting has a meaning."""
 MOST_BYTES = {"a path": 4095, "a name in it": 255}
@@ -37,12 +35,7 @@ class WrongValue(ValueError):
 
 
 def from_flag(knob: Knob, given: str | bool | Sequence[str], folder: Path) -> Any:
-    """Convert the value of a flag.  Relative paths are relative to ``folder``.
-
-    Returns None for the word ``none`` in the place of a number without a default.
-    """
-    if given == NONE and knob.default is None and knob.type in (int, float):
-        return None
+    """Convert the value of a flag.  Relative paths are relative to ``folder``."""
     if knob.is_many:
         return _located(knob, tuple(_from_text(knob, text) for text in given), folder)  # type: ignore[union-attr]
     return _located(knob, _from_text(knob, given) if isinstance(given, str) else given, folder)

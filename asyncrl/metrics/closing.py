@@ -57,9 +57,9 @@ def _steps(history: History) -> int:
 
 
 def _held_out(history: History) -> Text:
-    if history.first_accuracy is None or history.last_accuracy is None:
+    if history.first_held_out is None or history.last_held_out is None:
         return Text("not measured", style="dim")
-    (first_step, first), (last_step, last) = history.first_accuracy, history.last_accuracy
+    (first_step, first), (last_step, last) = history.first_held_out, history.last_held_out
     margin = only_margin(history)
     if first_step == last_step:
         return Text.assemble(change(last, last, margin), (f"  at step {last_step}", "dim"))

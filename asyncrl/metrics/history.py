@@ -29,9 +29,9 @@ class History:
     """Seconds of each recent step."""
     first_reward: float | None = None
     last_reward: float | None = None
-    first_accuracy: tuple[int, float] | None = None
-    """Training step of the weights, and their accuracy."""
-    last_accuracy: tuple[int, float] | None = None
+    first_held_out: tuple[int, float] | None = None
+    """Training step of the weights, and their mean reward on held-out prompts."""
+    last_held_out: tuple[int, float] | None = None
     first_sets: dict[str, SetNumbers] = field(default_factory=dict)
     """Numbers of each held-out set when it was first measured."""
     last_sets: dict[str, SetNumbers] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class History:
 
     def write(self, row: Row, /) -> None:
         """Add one row."""
-        self._remember_accuracy(row)
+        self._remember_held_out(row)
         if "time/step_s" not in row:
             return  # a row with only an evaluation
         self.steps += 1
@@ -79,10 +79,10 @@ class History:
         """Tokens generated per second, over the time of all steps."""
         return share(self.generated, self.step_s)
 
-    def _remember_accuracy(self, row: Row) -> None:
+    def _remember_held_out(self, row: Row) -> None:
         if "eval/accuracy" in row:
-            self.last_accuracy = (int(row["eval/step"]), row["eval/accuracy"])
-            self.first_accuracy = self.first_accuracy or self.last_accuracy
+            self.last_held_out = (int(row["eval/step"]), row["eval/accuracy"])
+            self.first_held_out = self.first_held_out or self.last_held_out
             self.last_sets = set_numbers(row)
             self.first_sets = self.last_sets | self.first_sets
 
@@ -123,5 +123,5 @@ def set_numbers(row: Row) -> dict[str, SetNumbers]:
 
 
 def only_margin(history: History) -> float | None:
-    """The margin of the last accuracy if there is one held-out set; the mean over several sets has none."""
+    """The margin of the last mean if there is one held-out set; the mean over several sets has none."""
     return next(iter(history.last_sets.values())).get("reward_ci95") if len(history.last_sets) == 1 else None

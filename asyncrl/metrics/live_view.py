@@ -213,7 +213,7 @@ class LineView:
         self._history.write(row)
         self._say(_aligned(_cells(self._plan, self._history, row)))
         if "eval/accuracy" in row:
-            self.note(f"held-out reward {_accuracies(self._history)}")
+            self.note(f"held-out reward {_held_out_change(self._history)}")
             for name, text in _sets(self._history, "->").items():
                 self.note(f"  {name} {text}")
 
@@ -282,16 +282,16 @@ def _reward(history: History) -> Text:
 
 
 def _held_out(history: History) -> Text:
-    if history.last_accuracy is None:
+    if history.last_held_out is None:
         return Text("not measured", style="dim")
-    return Text.assemble(_accuracies(history, arrow="→"), (f"  at step {history.last_accuracy[0]}", "dim"))
+    return Text.assemble(_held_out_change(history, arrow="→"), (f"  at step {history.last_held_out[0]}", "dim"))
 
 
-def _accuracies(history: History, arrow: str = "->") -> str:
-    if history.first_accuracy is None or history.last_accuracy is None:
+def _held_out_change(history: History, arrow: str = "->") -> str:
+    if history.first_held_out is None or history.last_held_out is None:
         return "not measured"
-    first, last = history.first_accuracy[1], history.last_accuracy[1]
-    if history.first_accuracy is history.last_accuracy:
+    first, last = history.first_held_out[1], history.last_held_out[1]
+    if history.first_held_out is history.last_held_out:
         first = last
     return change(first, last, only_margin(history), arrow)
 

@@ -62,9 +62,9 @@ class JsonlSink:
 class TensorBoardSink:
     """One TensorBoard event per row, in ``run_dir/tensorboard``.
 
-    Held-out accuracy is drawn over the step of the weights it measured, everything else over the step of its row.
-    The file is written record by record: ``tensorboard.summary.Writer`` would keep rows in a thread and import
-    tensorflow if it is installed.  Importing tensorboard takes 0.8 s, so it is imported when a sink is made.
+    The reward of held-out prompts is drawn over the step of the weights it measured, everything else over the step of
+    its row.  The file is written record by record: ``tensorboard.summary.Writer`` would keep rows in a thread and
+    import tensorflow if it is installed.  Importing tensorboard takes 0.8 s, so it is imported when a sink is made.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -1,7 +1,7 @@
 """Import every module that registers internals, and report how the installed packages differ.
 
 Writes JSON: the registered names, our modules, the line on differences, if any, and the classes of SGLang's models, as
-our plug-in finds them in the sources and as SGLang imports them.  Runs in a separate process,
+our plug-in and SGLang find them.  Runs in a separate process,
 because importing SGLang and Megatron takes seconds, warns, and changes torch.
 
     python -m tests.engines.internals_process
@@ -12,10 +12,12 @@ Started by its path, it would import the folders ``megatron`` and ``sglang`` nex
 import ast
 import importlib
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
 
+MODELS = "sglang.srt.models"
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,19 +36,27 @@ def modules() -> list[str]:
 def main() -> None:
     """Print the names, the modules and the differences."""
     warnings.simplefilter("ignore")
-    from sglang.srt.models import registry
-
-    from asyncrl.engines.sglang.plugin.model_classes import entries
+    from asyncrl.engines.sglang.plugin import model_classes
     from asyncrl.internals import unlike
 
+    model_classes.activate()
+    lazy = importlib.import_module(f"{MODELS}.registry").ModelRegistry
+    asked = lazy.resolve_model_cls(["LlamaForCausalLM"])[0].__module__
+    imported = sorted(name for name in sys.modules if name.startswith(f"{MODELS}."))
+    del sys.modules[f"{MODELS}.registry"]  # as SGLang has it
+    registry = importlib.import_module(f"{MODELS}.registry").ModelRegistry
     tables = {name: importlib.import_module(name).INTERNALS for name in modules()}
     found = {
         "names": sorted({each.name for table in tables.values() for each in table}),
         "used_in": sorted({each.used_in for table in tables.values() for each in table}),
         "tables": list(tables),
         "unlike": unlike(*tables.values()),
-        "entries": list(entries("sglang.srt.models").items()),
-        "classes": [(name, each.__module__) for name, each in registry.ModelRegistry.models.items()],
+        "kind": type(lazy.models).__name__,
+        "disabled": os.environ.get("SGLANG_DISABLED_MODEL_ARCHS"),
+        "asked": asked,
+        "imported": imported,
+        "lazy": {name: each.__module__ for name, each in lazy.models.items()},
+        "classes": {name: each.__module__ for name, each in registry.models.items()},
     }
     sys.stdout.write("\n" + json.dumps(found))
 

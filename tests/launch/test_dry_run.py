@@ -36,8 +36,9 @@ def test_a_run_that_has_everything_is_checked_whole(tmp_path: Path) -> None:
     text = said(*QUICKSTART)
     assert "not there yet" not in text
     assert text.endswith("the dry run found nothing wrong\n")
-    assert "3,999 of any length, counted as 0 tokens; the longest has 6" in text
+    assert "3,999, the longest of 6 tokens; limit: any length, of which the memory counts 0 tokens" in text
     assert "arithmetic: 128 prompts, 2 answers per prompt" in text
+    assert "longest of 6 tokens; limit: up to 6 tokens" in said(*QUICKSTART, "--rollout-max-prompt-len", "6")
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1="}\n')
     with pytest.raises(DataError, match="label"):
         said(*QUICKSTART, "--prompt-data", str(tmp_path / "train.jsonl"))
@@ -51,7 +52,7 @@ def test_missing_paths_are_named_and_not_counted_as_mistakes() -> None:
         f"not there yet: prompt-data {Path.cwd() / 'nowhere.jsonl'}: no such file",
         "not there yet: ref-load /nowhere: no such folder",
     ]
-    assert re.search("prompts +of any length, counted as 0 tokens *\n", text)
+    assert re.search("prompts +any length, of which the memory counts 0 tokens *\n", text)
 
 
 def test_without_a_trainer_only_the_engines_memory_is_computed() -> None:

@@ -60,24 +60,6 @@ class NetworkPlace:
         return tuple(reserved)
 
 
-def reserve_ports(count: int) -> dict[int, int]:
-    """Return ``count`` different TCP ports without a listener, each with the descriptor that reserves it until closed.
-
-    Raises ServerFailed if there are fewer ports.
-    """
-    reserved: dict[int, int] = {}
-    for port in random.sample(PORTS, len(PORTS)):
-        if len(reserved) == count:
-            break
-        if _is_free(port) and (descriptor := _reservation(port)) is not None:
-            reserved[port] = descriptor
-    if len(reserved) < count:
-        for descriptor in reserved.values():
-            os.close(descriptor)
-        raise ServerFailed(f"{count} free ports are needed, and {PORTS[0]} to {PORTS[-1]} have {len(reserved)}")
-    return reserved
-
-
 class ServerActor(NetworkPlace):
     """Starts one server process and reports whether it is alive; the server dies with the actor."""
 
@@ -143,6 +125,28 @@ def _imports_for(device: str) -> AbstractContextManager[None]:
     from asyncrl.engines.megatron import UNUSED_ON_CPU
 
     return cpu_imports(*UNUSED_ON_CPU)
+
+
+def reserve_ports(count: int) -> dict[int, int]:
+    """Return ``count`` different TCP ports without a listener, each with the descriptor that reserves it until closed.
+
+    Raises ServerFailed if there are fewer ports.
+    """
+    reserved: dict[int, int] = {}
+    for port in random.sample(PORTS, len(PORTS)):
+        if len(reserved) == count:
+            break
+        if (descriptor := _reservation(port)) is None:
+            continue
+        if _is_free(port):
+            reserved[port] = descriptor
+        else:
+            os.close(descriptor)
+    if len(reserved) < count:
+        for descriptor in reserved.values():
+            os.close(descriptor)
+        raise ServerFailed(f"{count} free ports are needed, and {PORTS[0]} to {PORTS[-1]} have {len(reserved)}")
+    return reserved
 
 
 def _is_free(port: int) -> bool:

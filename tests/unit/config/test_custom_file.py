@@ -54,6 +54,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     ("text", "line"),
     [
         ("lr: small\n", ': lr must be a number, got "small"'),
+        ("eval_interval: none\n", ': eval_interval must be a whole number, got "none"'),
         ("use_kl_loss: 1\n", ": use_kl_loss must be true or false, got 1"),
         ("- a\n", ": must be one mapping whose keys are names"),
         ("1: a\n", ": must be one mapping whose keys are names"),

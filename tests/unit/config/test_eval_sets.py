@@ -145,6 +145,7 @@ def test_a_date_is_text_for_the_chat_template(tmp_path: Path) -> None:
         ("{name: a, path: aime.jsonl, top-p: 1}", "sets.yaml: a: unknown key top-p; did you mean top_p?"),
         ("{name: a, path: aime.jsonl, zzz: 1}", "sets.yaml: a: unknown key zzz; known are name, path, metadata_over"),
         ("{name: a, path: aime.jsonl, top_p: high}", 'sets.yaml: a: top_p must be a number, got "high"'),
+        ("{name: a, path: aime.jsonl, top_p: none}", 'sets.yaml: a: top_p must be a number, got "none"'),
         ("{name: a, path: aime.jsonl, top_p: 1.5}", "sets.yaml: a: top_p must be above 0 and at most 1, got 1.5"),
         ("{name: a, path: aime.jsonl, top_k: 0}", "sets.yaml: a: top_k must be -1 (off) or at least 1, got 0"),
         ("{name: a, path: aime.jsonl, temperature: -1}", "sets.yaml: a: temperature must be at least 0, got -1.0"),

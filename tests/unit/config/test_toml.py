@@ -120,7 +120,7 @@ def test_none_takes_back_a_number_that_has_no_default(tmp_path: Path) -> None:
     )
     assert complaints("--config", str(path), "--eval-prompt-data") == [
         "eval-interval 2 without eval-prompt-data; give NAME PATH pairs of held-out prompts, or eval-config, or "
-        "eval-interval none for no evaluation"
+        "--eval-interval none for no evaluation"
     ]
 
 

@@ -31,6 +31,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         del sys.modules[name]
 
 
+def lazy(package: str) -> ModelClasses:
+    modules = entries(package)
+    assert modules is not None
+    return ModelClasses(modules, {})
+
+
 def test_every_entry_of_every_file_is_found_without_an_import(package: str) -> None:
     names = {"One": "one", "Two": "several", "Three": "several", "Five": "typed", "Six": "broken"}
     assert entries(package) == {name: f"{package}.{module}" for name, module in names.items()}
@@ -38,9 +44,8 @@ def test_every_entry_of_every_file_is_found_without_an_import(package: str) -> N
 
 
 def test_a_class_is_imported_when_it_is_looked_up(package: str) -> None:
-    classes = ModelClasses(entries(package), {})
-    assert set(classes) == {"One", "Two", "Three", "Five", "Six"}
-    assert len(classes) == 5
+    classes = lazy(package)
+    assert str(classes) == "['Five', 'One', 'Six', 'Three', 'Two']"
     assert "Two" in classes.keys()  # noqa: SIM118 (as SGLang asks)
     assert classes["Two"].__module__ == f"{package}.several"
     assert [name for name in sys.modules if name.startswith(f"{package}.")] == [f"{package}.several"]
@@ -52,23 +57,43 @@ def test_a_class_is_imported_when_it_is_looked_up(package: str) -> None:
 def test_a_file_that_cannot_be_imported_costs_its_class_and_a_warning(
     package: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    classes = ModelClasses(entries(package), {})
+    classes = lazy(package)
     with caplog.at_level(logging.WARNING):
         assert "Six" not in classes
     assert caplog.messages == [f"Ignore import error when loading {package}.broken: No module named 'no_such_library'"]
-    assert set(classes) == {"One", "Two", "Three", "Five"}
+    assert {name: found.__name__ for name, found in classes.items()} == {
+        name: name for name in ("One", "Two", "Three", "Five")
+    }
+    assert len(classes) == 4
 
 
-def test_a_class_that_was_imported_before_replaces_the_one_of_a_file(package: str) -> None:
-    other = type("One", (), {})
-    classes = ModelClasses(entries(package), {"One": other})
-    assert classes["One"] is other
-    assert sorted(classes) == ["Five", "One", "Six", "Three", "Two"]
+def test_a_class_that_is_registered_replaces_the_one_of_a_file(package: str) -> None:
+    one, two = type("One", (), {}), type("Two", (), {})
+    classes = ModelClasses(entries(package) or {}, {"One": one})
+    classes.update({"Two": two})
+    assert (classes["One"], classes["Two"]) == (one, two)
+    assert sorted(classes) == ["Five", "One", "Three", "Two"]
+
+
+@pytest.mark.parametrize("source", ["EntryClass = make()\n", "if True:\n    EntryClass = A\n", "EntryClass = a.B\n"])
+def test_a_file_that_names_its_classes_otherwise_leaves_all_to_sglang(
+    package: str, source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = model_classes._files(package)[0].parent  # noqa: SLF001
+    (folder / "other.py").write_text(source)
+    assert entries(package) is None
+    monkeypatch.setattr(model_classes, "_PACKAGE", package)
+    monkeypatch.setattr(model_classes, "unlike", None)  # would fail if it were called
+    model_classes.activate()
+    assert caplog.messages == [
+        "asyncrl: a scheduler imports the classes of all models, because one file names them otherwise"
+    ]
 
 
 @pytest.mark.parametrize("name", ["SGLANG_DISABLED_MODEL_ARCHS", "SGLANG_EXTERNAL_MODEL_PACKAGE"])
 def test_what_the_user_disables_or_adds_is_left_to_sglang(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
     monkeypatch.setenv(name, "llama")
-    monkeypatch.setattr(model_classes, "unlike", None)  # would fail if it were called
+    monkeypatch.setattr(model_classes, "entries", asked.append)
     model_classes.activate()
-    assert "sglang.srt.models.registry" not in sys.modules
+    assert asked == []
