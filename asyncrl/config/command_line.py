@@ -50,17 +50,17 @@ def read_flags(argv: Sequence[str]) -> tuple[Path | None, Given]:
     given.mistakes.extend(_stray(extra))
     for name, text in texts.items():
         try:
-            given.values[name] = (
-                None if _takes_back(knobs()[name], text) else from_flag(knobs()[name], text, Path.cwd())
-            )
+            given.values[name] = _value(knobs()[name], text)
         except WrongValue as error:
             given.mistakes.append(f"--{name} {error}")
     return Path(config) if config else None, given
 
 
-def _takes_back(knob: Knob, text: str) -> bool:
-    """Return whether the flag takes back the number of the file, whose setting may be left out."""
-    return text == NONE and knob.default is None and knob.type in (int, float)
+def _value(knob: Knob, given: str | bool | Sequence[str]) -> Any:
+    """Return the value of a flag, or None if it takes back the file's number.  Raises WrongValue."""
+    if given == NONE and knob.default is None and knob.type in (int, float):
+        return None
+    return from_flag(knob, given, Path.cwd())
 
 
 @functools.cache

@@ -124,6 +124,12 @@ def test_none_takes_back_a_number_that_has_no_default(tmp_path: Path) -> None:
     ]
 
 
+def test_a_number_that_is_taken_back_may_be_implied(tmp_path: Path) -> None:
+    path = file(tmp_path, f"{REQUIRED}max-staleness = 2\n")
+    run = load_run(["--config", str(path), "--max-staleness", "none"], program="train.py")
+    assert run.rollout.max_staleness == 0
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(b"lr = \xff")

@@ -41,7 +41,9 @@ INTERNALS = (
 _ENTRY = re.compile(r"^EntryClass\s*(?::[^=\n]*)?=\s*(\[.*?\]|\(.*?\)|\w+)\s*$", re.MULTILINE | re.DOTALL)
 """The line by which a file names its classes, one or a list."""
 _ANY_ENTRY = re.compile(r"^\s*EntryClass\b", re.MULTILINE)
+"""The beginning of any line that names classes."""
 _COMMENT = re.compile(r"#.*")
+_SLOWER = "asyncrl: a scheduler imports the classes of all models, which takes seconds"
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +105,9 @@ def activate() -> None:
     """
     if any(os.environ.get(name) for name in (_DISABLED, _EXTERNAL)):
         return
-    modules = entries(_PACKAGE)
+    modules = modules_by_class(_PACKAGE)
     if modules is None:
-        logger.warning("asyncrl: a scheduler imports the classes of all models, because one file names them otherwise")
+        logger.warning("%s: a file of a model names its class in an unknown form", _SLOWER)
     if not modules:
         return
     os.environ[_DISABLED] = ",".join(file.stem for file in _files(_PACKAGE))
@@ -114,7 +116,7 @@ def activate() -> None:
     finally:
         del os.environ[_DISABLED]
     if difference is not None:
-        logger.warning("asyncrl: a scheduler imports the classes of all models and starts later (%s)", difference)
+        logger.warning("%s: %s", _SLOWER, difference)
         sys.modules.pop(f"{_PACKAGE}.registry", None)
         return
     registry = import_module(f"{_PACKAGE}.registry")
@@ -122,7 +124,7 @@ def activate() -> None:
     registry.ModelRegistry.models = ModelClasses(modules, registry.ModelRegistry.models)
 
 
-def entries(package: str) -> dict[str, str] | None:
+def modules_by_class(package: str) -> dict[str, str] | None:
     """Return the module of each class that a source file of ``package`` names as its entry.  Imports no file.
 
     Returns None if a file names its classes in a form that is not understood.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.engines.sglang.plugin import model_classes
-from asyncrl.engines.sglang.plugin.model_classes import ModelClasses, entries
+from asyncrl.engines.sglang.plugin.model_classes import ModelClasses, modules_by_class
 
 SOURCES = {
     "one.py": "class One: ...\nEntryClass = One\n",
@@ -32,14 +32,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def lazy(package: str) -> ModelClasses:
-    modules = entries(package)
+    modules = modules_by_class(package)
     assert modules is not None
     return ModelClasses(modules, {})
 
 
 def test_every_entry_of_every_file_is_found_without_an_import(package: str) -> None:
     names = {"One": "one", "Two": "several", "Three": "several", "Five": "typed", "Six": "broken"}
-    assert entries(package) == {name: f"{package}.{module}" for name, module in names.items()}
+    assert modules_by_class(package) == {name: f"{package}.{module}" for name, module in names.items()}
     assert not [name for name in sys.modules if name.startswith(f"{package}.")]
 
 
@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_imported_costs_its_class_and_a_warning(
 
 def test_a_class_that_is_registered_replaces_the_one_of_a_file(package: str) -> None:
     one, two = type("One", (), {}), type("Two", (), {})
-    classes = ModelClasses(entries(package) or {}, {"One": one})
+    classes = ModelClasses(modules_by_class(package) or {}, {"One": one})
     classes.update({"Two": two})
     assert (classes["One"], classes["Two"]) == (one, two)
     assert sorted(classes) == ["Five", "One", "Three", "Two"]
@@ -81,12 +81,13 @@ def test_a_file_that_names_its_classes_otherwise_leaves_all_to_sglang(
 ) -> None:
     folder = model_classes._files(package)[0].parent  # noqa: SLF001
     (folder / "other.py").write_text(source)
-    assert entries(package) is None
+    assert modules_by_class(package) is None
     monkeypatch.setattr(model_classes, "_PACKAGE", package)
     monkeypatch.setattr(model_classes, "unlike", None)  # would fail if it were called
     model_classes.activate()
     assert caplog.messages == [
-        "asyncrl: a scheduler imports the classes of all models, because one file names them otherwise"
+        "asyncrl: a scheduler imports the classes of all models, which takes seconds: "
+        "a file of a model names its class in an unknown form"
     ]
 
 
@@ -94,6 +95,6 @@ def test_a_file_that_names_its_classes_otherwise_leaves_all_to_sglang(
 def test_what_the_user_disables_or_adds_is_left_to_sglang(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setenv(name, "llama")
-    monkeypatch.setattr(model_classes, "entries", asked.append)
+    monkeypatch.setattr(model_classes, "modules_by_class", asked.append)
     model_classes.activate()
     assert asked == []
