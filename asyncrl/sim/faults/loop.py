@@ -121,6 +121,7 @@ class LifeLoop(VirtualLoop):
         self._soon.clear()
         self._later.clear()
         self.set_exception_handler(lambda *_: None)
+        asyncio.set_event_loop(None)  # or a ``finally`` that shields starts a loop, which keeps the life in memory
         for task in asyncio.all_tasks(self):
             coroutine = task.get_coro()
             with contextlib.suppress(BaseException):  # a ``finally`` that awaits, or that misses its loop

@@ -1,10 +1,13 @@
 """Lives of a run in which anything may fail: fixed seeds, and as many fresh ones as a short time allows."""
 
+import asyncio
+import gc
 import itertools
 import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from asyncrl.sim.faults import __main__ as command
 from asyncrl.sim.faults.hunt import Findings, hunt, hunt_together, simulating
 from asyncrl.sim.faults.life import live
+from asyncrl.sim.faults.loop import LifeLoop
 from asyncrl.sim.faults.planted import PLANTED, found_by
 from asyncrl.sim.faults.shrink import history, shrunk
 from asyncrl.sim.faults.world.plan import KINDS, drawn
@@ -122,6 +126,15 @@ def test_a_failure_is_shrunk_to_the_faults_that_it_needs(scratch: Path) -> None:
             fewer = live(setting, [each for each in left if each is not fault], scratch)
             assert fewer.violation is None or fewer.violation.oracle != outcome.violation.oracle
         assert any("FAULT" in line for line in history(setting, left, scratch).lines)
+
+
+def test_a_killed_life_leaves_no_memory(scratch: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):  # as the command has it: asyncio warns of the loop that it creates
+        asyncio.set_event_loop_policy(None)  # and creates one only where no policy was told of a loop
+        seeds = [seed for seed in range(3000, 3010) if "killed" in live(*drawn(seed), scratch).ends]
+        gc.collect()
+    assert len(seeds) > 3
+    assert not [each for each in gc.get_objects() if isinstance(each, LifeLoop)]
 
 
 def test_a_life_is_the_same_in_every_process() -> None:
