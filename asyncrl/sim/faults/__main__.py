@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with simulating() as scratch:
             return 0 if table(asked.lives, seed, scratch, _say) else 1
     _say(f"lives {seed} to {seed + asked.lives - 1}, {asked.workers} workers")
-    found = hunt_together(range(seed, seed + asked.lives), asked.workers, _progress)
+    found = hunt_together(range(seed, seed + asked.lives), asked.workers, _progress, asked.seconds)
     _summary(found)
     for bad in sorted(found.violations)[:MOST_SHRUNK]:
         _show(bad, found.violations[bad][0])
@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lives", type=int, default=1000, help="Number of lives (default: 1000).")
     parser.add_argument("--seed", type=int, help="Seed of the first life; the time by default.")
     parser.add_argument("--workers", type=int, default=1, help="Number of processes (default: 1).")
+    parser.add_argument("--seconds", type=float, help="Seconds after which no further life begins.")
     parser.add_argument("--trace", action="store_true", help="Live the life of --seed and print its events.")
     parser.add_argument("--planted", action="store_true", help="Plant known errors and count the lives that find them.")
     return parser

@@ -156,6 +156,11 @@ def test_the_command_shows_the_seed_of_a_violation(capsys: pytest.CaptureFixture
     assert "faults that happened" in said
 
 
+def test_the_command_ends_early(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--lives", "1000", "--seed", "0", "--seconds", "0"]) == 0
+    assert "100 lives" in capsys.readouterr().out
+
+
 def test_workers_live_the_same_lives(scratch: Path) -> None:
     together = hunt_together(range(6), 2, lambda found, seconds: None)
     alone = hunt(range(6), scratch)
