@@ -75,8 +75,8 @@ class Life:
         self._rows = dict[tuple[int, str], FailedRow]()
         self._ends = list[str]()
         self._disk_countdown: int | None = None
-        self._trainer_deaths = set[int]()
-        """Numbers of the deaths of the trainer that have happened."""
+        self._begun = set[int]()
+        """Numbers of the faults that have begun: one that ends a process at once does not meet the next one too."""
         self._history = History()
         self._rng = random.Random(setting.disk_seed)
         self.num_recovered = 0
@@ -235,7 +235,7 @@ class Life:
         """Set the timers of the faults that are still to come."""
         loop, before_s = self._loop, self._before_s
         for fault in self._faults:
-            if fault.at >= before_s:
+            if fault.at >= before_s and fault.number not in self._begun:
                 loop.call_at(fault.at - before_s, self._begin, fault, process)
         loop.call_at(max(0.0, CALM_S - before_s), self._calm)
         loop.call_at(max(0.0, CALM_S - before_s) + BOUND_S, _too_long)
@@ -245,6 +245,7 @@ class Life:
         self._disk_countdown = None
 
     def _begin(self, fault: Fault, process: Process) -> None:
+        self._begun.add(fault.number)
         act: dict[str, Callable[[Fault, Process], None]] = {
             "kill": self._kill,
             "kill_on_disk": self._kill_on_disk,
@@ -281,8 +282,7 @@ class Life:
 
     def _end_trainer(self, fault: Fault, process: Process) -> None:
         trainer = process.trainer
-        if trainer is not None and not trainer.died.is_set() and fault.number not in self._trainer_deaths:
-            self._trainer_deaths.add(fault.number)  # a process that ends at once would meet it again
+        if trainer is not None and not trainer.died.is_set():
             self._weather.count(fault)
             trainer.die()
 

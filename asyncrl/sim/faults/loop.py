@@ -120,16 +120,21 @@ class LifeLoop(VirtualLoop):
         """Forget everything that is left, as the end of a process does: no task runs any further."""
         self._soon.clear()
         self._later.clear()
+        self._left, self.turn_s = None, 0.0
         self.set_exception_handler(lambda *_: None)
-        asyncio.set_event_loop(None)  # or a ``finally`` that shields starts a loop, which keeps the life in memory
-        for task in asyncio.all_tasks(self):
-            coroutine = task.get_coro()
-            with contextlib.suppress(BaseException):  # a ``finally`` that awaits, or that misses its loop
-                if isinstance(coroutine, Coroutine | Generator):
-                    coroutine.close()
+        self.call_soon(self._close_tasks)  # within the loop: a ``finally`` that shields would make another one
+        self.call_soon(self.stop)
+        self.run_forever()
         self._soon.clear()
         self._later.clear()
         self.close()
+
+    def _close_tasks(self) -> None:
+        for task in asyncio.all_tasks(self):
+            coroutine = task.get_coro()
+            with contextlib.suppress(BaseException):  # a ``finally`` that awaits
+                if isinstance(coroutine, Coroutine | Generator):
+                    coroutine.close()
 
 
 def run_life[T](loop: LifeLoop, main: Coroutine[Any, Any, T]) -> T:
