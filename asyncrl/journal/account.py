@@ -21,7 +21,7 @@ def account(folder: Path, step: int | None) -> Iterator[str]:
     Raises JournalDamaged, and DataError if the journal does not reach back or forward to the step.
     """
     found = opened(folder)
-    base = last_snapshot(found, lambda each: step is None or each <= step)
+    base = last_snapshot(found, lambda each: step is None or each.step <= step)
     if base is None:
         raise DataError(f"{folder} has no snapshot of step {step} or before" if step is not None else _NO_SNAPSHOT)
     replay = replayed(found, base, step)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.journal import Grown, Journal, PromptPlace, Recovered, recover
+from asyncrl.buffer.journal import Grown, Journal, PromptPlace, Recovered, has_snapshot, recover
 from asyncrl.errors import ConfigError, JournalDamaged, unusable
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.pipeline.scheduling.run_state import Restored, RestoredInFlight, RunState
@@ -81,16 +81,16 @@ def recovery(
     """
     step, mark = (before.step, before.mark) if before else (0, "")
     try:
-        found = recover(folder, step)
+        found = recover(folder, step, mark)
+        if found is None:
+            return _unused(folder, "it belongs to another checkpoint") if has_snapshot(folder, step) else None
     except JournalDamaged as error:
         raise ConfigError(f"{error}; --no-journal resumes from the checkpoint without it") from error
     except OSError as error:
         raise unusable(f"journal {folder}: cannot be read: {error}", error) from error
-    if found is None:
-        return None
-    why = _obstacle(found, mark, notes, num_steps)
+    why = _obstacle(found, notes, num_steps)
     if why is not None:
-        return f"the journal in {folder} is not used, so finished groups start again: {why}"
+        return _unused(folder, why)
     try:
         return _recovery(found, RunState.from_json(found.state), find, takes_back=takes_back)
     except (KeyError, ValueError) as error:
@@ -104,13 +104,15 @@ def prompts_at(taken: Sequence[tuple[int, int]], find: Callable[[int, int], Prom
     return tuple(found[epoch, row] for epoch, row in taken)
 
 
-def _obstacle(found: Recovered, mark: str, notes: Mapping[str, Any], num_steps: int) -> str | None:
+def _unused(folder: Path, why: str) -> str:
+    return f"the journal in {folder} is not used, so finished groups start again: {why}"
+
+
+def _obstacle(found: Recovered, notes: Mapping[str, Any], num_steps: int) -> str | None:
     """Return the reason why a journal cannot be used; None if it can."""
     about: Any = found.state.get("about") or {}
     if about != notes:
         return ", ".join(_differences(about, notes))
-    if found.state.get("mark") != mark:
-        return "it belongs to another checkpoint"
     last = found.batches[-1].step if found.batches else -1
     return f"it has a batch of step {last}, num-rollout is {num_steps}" if last >= num_steps else None
 

@@ -21,7 +21,7 @@ from asyncrl.buffer.journal.records import (
     Trained,
     Wasted,
 )
-from asyncrl.buffer.journal.recovery import recover
+from asyncrl.buffer.journal.recovery import has_snapshot, recover
 from asyncrl.buffer.journal.replay import Counts, Recovered
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "Taken",
     "Trained",
     "Wasted",
+    "has_snapshot",
     "read",
     "recover",
 ]

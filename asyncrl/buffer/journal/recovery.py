@@ -1,7 +1,6 @@
 """The state of a run as its journal has it, from a checkpoint on."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from asyncrl.buffer.journal.frames import SEGMENT_BYTES, Frame, Kind
@@ -13,33 +12,42 @@ from asyncrl.errors import JournalDamaged
 from asyncrl.types import GroupId
 
 
-def recover(folder: Path, step: int) -> Recovered | None:
-    """Return the state of the run from the checkpoint of ``step`` on; None without a snapshot of that step.
+def recover(folder: Path, step: int, mark: str | None = None) -> Recovered | None:
+    """Return the state of the run from the checkpoint of ``step`` on; None without a snapshot of that checkpoint.
 
-    Of several such snapshots, the last one counts.  Records after a snapshot of an earlier step do not: the run was
-    then resumed from before ``step``.  Raises JournalDamaged.
+    ``mark`` is that of the checkpoint's state, which tells it from one of the same step that was never completed, or
+    has been replaced; None takes any.  Of several such snapshots, the last one counts.  Records after a snapshot of an
+    earlier step do not: the run was then resumed from before ``step``.  Raises JournalDamaged.
     """
-    replay = replay_from(folder, step)
+    replay = replay_from(folder, step, mark)
     return None if replay is None else replay.recovered()
 
 
-def replay_from(folder: Path, step: int) -> Replay | None:
+def replay_from(folder: Path, step: int, mark: str | None = None) -> Replay | None:
     """Apply the records from the last snapshot of ``step`` on; None without one.  Raises JournalDamaged.
 
-    The run that writes the journal may be running.
+    ``mark`` is that of the snapshot's state; None takes any.  The run that writes the journal may be running.
     """
     try:
         found = opened(folder)
     except FileNotFoundError:
         return None
-    base = last_snapshot(found, lambda each: each == step)
+    base = last_snapshot(found, lambda each: each.step == step and mark in (None, each.state.get("mark")))
     return None if base is None else replayed(found, base)
 
 
-def last_snapshot(found: Sequence[OpenSegment], is_wanted: Callable[[int], bool]) -> int | None:
-    """Return the place of the last segment whose snapshot has a wanted step; None without one."""
+def has_snapshot(folder: Path, step: int) -> bool:
+    """Return whether there is a snapshot of ``step``, with whatever mark.  Raises JournalDamaged."""
+    try:
+        return last_snapshot(opened(folder), lambda each: each.step == step) is not None
+    except FileNotFoundError:
+        return False
+
+
+def last_snapshot(found: Sequence[OpenSegment], is_wanted: Callable[[Snapshot], bool]) -> int | None:
+    """Return the place of the last segment that has a wanted snapshot; None without one."""
     for place in reversed(range(len(found))):
-        if (snapshot := found[place].snapshot()) is not None and is_wanted(snapshot.step):
+        if (snapshot := found[place].snapshot()) is not None and is_wanted(snapshot):
             return place
     return None
 
@@ -51,9 +59,9 @@ def replayed(found: Sequence[OpenSegment], base: int, until: int | None = None) 
     """
     snapshot = found[base].snapshot()
     assert snapshot is not None, "the segment begins with a snapshot"
-    _check_complete(found[base:])
     replay = Replay(snapshot, _contents_before(found[:base], snapshot), _growth_before(found[:base], snapshot))
-    for segment in found[base:]:
+    for before, segment in zip([None, *found[base:-1]], found[base:], strict=True):
+        _check_follows(before, segment)
         stop = SEGMENT_BYTES
         for frame in segment.frames():
             if _is_over(replay, segment, frame, until):
@@ -74,11 +82,10 @@ def _is_over(replay: Replay, segment: OpenSegment, frame: Frame, until: int | No
     return isinstance(snapshot, Snapshot) and snapshot.step < replay.snapshot.step
 
 
-def _check_complete(found: Sequence[OpenSegment]) -> None:
-    for before, after in pairwise(found):
-        missing = after.segment.number - before.segment.number - 1
-        if missing > after.num_uncounted:
-            raise after.damaged(0, f"{missing} segments before it are missing")
+def _check_follows(before: OpenSegment | None, segment: OpenSegment) -> None:
+    missing = segment.segment.number - before.segment.number - 1 if before is not None else 0
+    if missing > segment.num_uncounted:
+        raise segment.damaged(0, f"{missing} segments before it are missing")
 
 
 def _contents_before(found: Sequence[OpenSegment], snapshot: Snapshot) -> dict[GroupId, Content]:

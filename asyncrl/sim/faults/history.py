@@ -206,8 +206,8 @@ class History:
 
     def expected(self, step: int, mark: str) -> Expected | None:
         """Return what a recovery from the checkpoint of ``step`` must find; None if the journal lacks it."""
-        base = self._base(step)
-        if base is None or self._entries[base].record.state["mark"] != mark:  # type: ignore[union-attr]
+        base = self._base(step, mark)
+        if base is None:
             return None
         groups, settled = _Groups(), Settled()
         for place, entry in enumerate(self._entries):
@@ -253,10 +253,10 @@ class History:
             kept=frozenset(groups.finished),
         )
 
-    def _base(self, step: int) -> int | None:
+    def _base(self, step: int, mark: str) -> int | None:
         for place in reversed(range(len(self._entries))):
             record = self._entries[place].record
-            if isinstance(record, Snapshot) and record.step == step:
+            if isinstance(record, Snapshot) and record.step == step and record.state["mark"] == mark:
                 return place
         return None
 

@@ -277,6 +277,17 @@ def test_a_journal_that_does_not_fit_is_named_and_not_used(tmp_path: Path) -> No
     assert shorter.endswith("num-rollout is 1")
 
 
+def test_a_journal_without_the_checkpoint_is_named_and_not_used(tmp_path: Path) -> None:
+    life = Life(tmp_path, {"steps": 4, "staleness": 3})
+    life.part(2.5)
+    assert life.recovered is not None
+    before = replace(life.recovered.before, step=0, mark="of a run whose journal was off")
+    found = recovery(tmp_path, before, {}, FakePrompts().at, num_steps=4)
+    assert isinstance(found, str)
+    assert found.endswith("it belongs to another checkpoint")
+    assert recovery(tmp_path, replace(before, step=3), {}, FakePrompts().at, num_steps=4) is None
+
+
 def test_partial_answers_continue_behind_their_tokens(tmp_path: Path) -> None:
     life = Life(
         tmp_path,

@@ -17,6 +17,7 @@ from asyncrl.buffer.journal import (
     Taken,
     Trained,
     Wasted,
+    has_snapshot,
     recover,
 )
 from asyncrl.buffer.journal.retention import Retention
@@ -136,6 +137,20 @@ def test_a_run_that_was_resumed_from_an_earlier_step_ends_the_history(tmp_path: 
     write(tmp_path, [snapshot(0), Wasted(num_tokens=10)], run_epoch=2)
     assert recovered(tmp_path, 4).counts.wasted == 1
     assert recovered(tmp_path, 0).counts.wasted == 10
+
+
+def test_a_snapshot_of_another_checkpoint_of_the_step_is_no_beginning(tmp_path: Path) -> None:
+    incomplete, later = (Snapshot(step=2, state={"mark": mark}, held=()) for mark in ("torn", "later"))
+    write(tmp_path, [snapshot(0), incomplete, Wasted(num_tokens=1)], run_epoch=1)
+    write(tmp_path, [snapshot(0), Wasted(num_tokens=10), snapshot(1)], run_epoch=2)
+    segment_of(tmp_path, 3).path.unlink()
+    assert recover(tmp_path, 2, "later") is None
+    assert has_snapshot(tmp_path, 2)
+    assert not has_snapshot(tmp_path, 3)
+    write(tmp_path, [later, Wasted(num_tokens=5)], run_epoch=3)
+    found = recover(tmp_path, 2, "later")
+    assert found is not None
+    assert found.counts.wasted == 5
 
 
 def test_a_stale_prompt_that_started_again_is_not_returned(tmp_path: Path) -> None:
