@@ -4,14 +4,15 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncrl.errors import RewardFailed
+from asyncrl.errors import RewardFailed, RewardKeyMissing
 from asyncrl.types import Reward
 
 
 def reward_of(value: Any, key: str | None) -> Reward:
     """Return the reward that a function returned; ``key`` selects the entry of a dict.
 
-    Raises RewardFailed if the value is neither a number nor a dict with a number at ``key``.
+    Raises RewardFailed if the value is neither a number nor a dict with a number at ``key``, and RewardKeyMissing for
+    a dict without a ``key``.
     """
     if isinstance(value, Reward):
         return value
@@ -19,7 +20,7 @@ def reward_of(value: Any, key: str | None) -> Reward:
         return Reward(value=_number(value, "a reward"))
     entries = ", ".join(str(name) for name in value) or "no entries"
     if key is None:
-        raise RewardFailed(f"a dict reward with {entries}: name one of them with --reward-key")
+        raise RewardKeyMissing(f"a dict reward with {entries}: name one of them with --reward-key")
     if key not in value:
         raise RewardFailed(f"the dict reward has no entry {key!r} (--reward-key); it has: {entries}")
     parts = {str(name): _plain(entry) for name, entry in value.items()}
@@ -27,7 +28,7 @@ def reward_of(value: Any, key: str | None) -> Reward:
 
 
 def rewards_of(values: Any, key: str | None) -> list[Reward]:
-    """Return the rewards of a list.  Raises RewardFailed."""
+    """Return the rewards of a list.  Raises RewardFailed, or RewardKeyMissing."""
     values = _plain(values)
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise RewardFailed(f"a list of rewards is needed, got a {type(values).__name__}: {values!r}")

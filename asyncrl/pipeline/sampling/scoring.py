@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from asyncrl.episodes import Trajectory
-from asyncrl.errors import FilterFailed, RewardFailed, RewardUnavailable
+from asyncrl.errors import FilterFailed, RewardFailed, RewardKeyMissing, RewardUnavailable
 from asyncrl.event_loop import Deadline, is_cancelled
 from asyncrl.outages import reached_by
 from asyncrl.protocols import GroupRewardFn, HasDeadlines, KeepFn, RewardFn
@@ -44,7 +44,8 @@ async def score_group(
 async def _called(who: str, call: Awaitable[Any], timeout_s: float | None) -> Any:
     """Await a call of a user function.
 
-    Raises RewardFailed for any exception: RewardUnavailable if it shows an outage, and after ``timeout_s``.
+    Raises RewardFailed for any exception: RewardUnavailable if it shows an outage, and after ``timeout_s``.  A missing
+    ``--reward-key`` remains RewardKeyMissing, which ends the run.
     """
     deadline = Deadline(timeout_s)
     try:
@@ -54,6 +55,8 @@ async def _called(who: str, call: Awaitable[Any], timeout_s: float | None) -> An
         if is_cancelled():
             raise
         raise RewardFailed(f"{who}: the reward function raised CancelledError") from error
+    except RewardKeyMissing as error:
+        raise RewardKeyMissing(f"{who}: {error}") from error
     except Exception as error:  # any exception of a user function drops one group, not the run
         raise _named(
             who, error, timeout_s if isinstance(error, TimeoutError) and deadline.expired() else None

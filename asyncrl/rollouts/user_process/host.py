@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from asyncrl.errors import RewardFailed, RewardUnavailable, plainly
+from asyncrl.errors import RewardFailed, RewardKeyMissing, RewardUnavailable, plainly
 from asyncrl.rollouts.user_process.messages import Raised, Returned, Score
 from asyncrl.rollouts.user_process.process import UserCodeProcess
 from asyncrl.rollouts.user_process.results import reward_value_of
@@ -56,7 +56,7 @@ class UserProcesses:
             await each.ready()
 
     async def score(self, program: str, prompt: Prompt, samples: tuple[Sample, ...]) -> list[Reward]:
-        """Return the rewards of a function in the process.  Raises RewardFailed.
+        """Return the rewards of a function in the process.  Raises RewardFailed, or RewardKeyMissing.
 
         Cancelling the call cancels the function.
         """
@@ -68,6 +68,8 @@ class UserProcesses:
         if isinstance(message, Died):
             raise RewardFailed(f"its process ended: {message.how}")
         assert isinstance(message, Raised)
+        if message.type == RewardKeyMissing.__name__:
+            raise RewardKeyMissing(message.message)
         is_named = message.type == RewardFailed.__name__
         text = message.message if is_named else f"{message.type}: {message.message}"
         failed = RewardFailed(text) if message.reached is None else RewardUnavailable(text, message.reached)

@@ -11,7 +11,7 @@ from asyncrl.app.rewards import build_reward
 from asyncrl.app.user_code import UserCode
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig
-from asyncrl.errors import RewardFailed, RewardUnavailable
+from asyncrl.errors import RewardFailed, RewardKeyMissing, RewardUnavailable
 from asyncrl.pipeline.sampling.scoring import score, score_group, time_limit
 from asyncrl.protocols import GroupRewardFn, RewardFn
 from asyncrl.rewards.resources import RewardResources
@@ -56,6 +56,8 @@ async def graded(reward: RewardFn, name: str, texts: Sequence[str]) -> list[Rewa
             return list(await score_group(reward, prompt(), samples, 30.0))
         limit = time_limit(reward, 0.5 if name == "sleeps" else 30.0)
         return [await score(reward, prompt(), each, limit) for each in samples]
+    except RewardKeyMissing as error:
+        return [f"ends: {error}"]
     except RewardFailed as error:
         return [f"away: {error}" if isinstance(error, RewardUnavailable) else str(error)]
 
@@ -95,7 +97,9 @@ def test_functions() -> None:
     got = in_a_run(run, user_code, timeout_s=10.0)
     right, wrong = {"right": 1.0, "length": 1}, {"right": 0.0, "length": 1}
     assert got["waits"] == got["computes"] == [Reward(value=1.0, parts=right), Reward(value=0.0, parts=wrong)]
-    assert got["no key"] == ["row 3, sample 0: a dict reward with right, length: name one of them with --reward-key"]
+    assert got["no key"] == [
+        "ends: row 3, sample 0: a dict reward with right, length: name one of them with --reward-key"
+    ]
     assert got["no key, waits"] == got["no key"]
     assert got["broken_waits"] == got["broken"]
     assert got["exits"] == ["row 3, sample 0: its process ended: exit code 5"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.errors import RewardFailed
+from asyncrl.errors import RewardFailed, RewardKeyMissing
 from asyncrl.rewards.values import reward_of, rewards_of
 from asyncrl.types import Reward
 
@@ -26,7 +26,6 @@ def test_a_dict_gives_one_entry_and_keeps_all() -> None:
 @pytest.mark.parametrize(
     ("value", "key", "line"),
     [
-        (DICT, None, "a dict reward with score, acc, pred: name one of them with --reward-key"),
         (DICT, "sore", "the dict reward has no entry 'sore' (--reward-key); it has: score, acc, pred"),
         (DICT, "pred", "the entry 'pred' of a dict reward must be one number, got a str: '7'"),
         ({}, "score", "the dict reward has no entry 'score' (--reward-key); it has: no entries"),
@@ -39,6 +38,13 @@ def test_anything_else_is_one_line(value: Any, key: str | None, line: str) -> No
     with pytest.raises(RewardFailed) as error:
         reward_of(value, key)
     assert str(error.value) == line
+
+
+def test_a_dict_needs_a_key() -> None:
+    with pytest.raises(
+        RewardKeyMissing, match=r"^a dict reward with score, acc, pred: name one of them with --reward-key"
+    ):
+        reward_of(DICT, None)
 
 
 def test_lists_of_rewards() -> None:

@@ -12,11 +12,12 @@ import orjson
 import pytest
 
 from asyncrl.engines.fake import FakeCheckpoints
-from asyncrl.errors import EngineLost, FailureBudgetSpent, RewardFailed, SampleFailed
+from asyncrl.errors import EngineLost, FailureBudgetSpent, RewardFailed, RewardKeyMissing, SampleFailed
 from asyncrl.pipeline.scheduling import quarantine_file
 from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
 from asyncrl.pipeline.scheduling.quarantine_file import QUARANTINE_FILE, QuarantineFile, open_quarantine, read_rows
 from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.rewards.values import reward_of
 from asyncrl.types import Prompt, Sample
 from tests.unit.pipeline.harness import World, token_sum
 
@@ -103,6 +104,19 @@ def test_a_checkpoint_of_an_earlier_version_has_no_such_count() -> None:
     found = checkpoints.written[2]
     del found["groups"]["quarantined"]
     assert RunState.from_json(orjson.loads(orjson.dumps(found))).groups.quarantined == 0
+
+
+def test_a_reward_without_its_key_ends_the_run_and_blames_no_row() -> None:
+    async def reward(prompt: Prompt, sample: Sample) -> Any:
+        return reward_of({"right": 1.0}, None)
+
+    rows = list[FailedRow]()
+    world = World(steps=2, reward=reward, quarantine=Quarantine(2, (), rows.append))
+    with pytest.raises(
+        RewardKeyMissing, match=r"^row \d+, sample \d+: a dict reward with right: name one of them with"
+    ):
+        world.run()
+    assert not rows
 
 
 def test_a_run_without_a_good_row_ends() -> None:
