@@ -241,7 +241,8 @@ def _add_run(table: Table, run: RunConfig, found: Estimate, files: Checked | Non
     )
     engines = f"{cluster.num_rollout_gpus} rollout ({cluster.num_engines} x {cluster.rollout_num_gpus_per_engine})"
     shared = f"{trainer}, time-shared" if cluster.colocate else f"{trainer + cluster.num_rollout_gpus}"
-    table.add_row("GPUs", "", f"{shared}: {split}, {engines}")
+    where = "; without GPUs, as many processes" if cluster.device == "auto" else ""
+    table.add_row("processes" if cluster.device == "cpu" else "GPUs", "", f"{shared}: {split}, {engines}{where}")
     samples = f"{rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} samples"
     table.add_row("a step", "", f"{samples}, answers of up to {rollout.rollout_max_response_len:,} tokens")
     table.add_row("prompts", "", _prompts(run, files))
@@ -251,13 +252,13 @@ def _add_run(table: Table, run: RunConfig, found: Estimate, files: Checked | Non
 
 
 def _prompts(run: RunConfig, files: Checked | None) -> str:
-    """Return the number of prompts, where all are read before the run, and their lengths."""
+    """Return the number of prompts and the length of the longest, where all are read before the run, and the limit."""
     limit = run.data.rollout_max_prompt_len
-    lengths = "any length, of which the memory counts 0 tokens" if limit is None else f"up to {limit:,} tokens"
+    counted = "the memory counts 0 tokens of a prompt" if limit is None else f"limit: {limit:,} tokens"
     if files is None or not isinstance(files.prompts, EndlessPrompts):
-        return lengths
+        return counted
     longest = max(len(prompt.token_ids) for prompt in files.prompts.rows)
-    return f"{len(files.prompts):,}, the longest of {longest:,} tokens; limit: {lengths}"
+    return f"{len(files.prompts):,}, the longest of {longest:,} tokens; {counted}"
 
 
 def _add_held_out(table: Table, run: RunConfig, files: Checked | None) -> None:

@@ -36,9 +36,11 @@ def test_a_run_that_has_everything_is_checked_whole(tmp_path: Path) -> None:
     text = said(*QUICKSTART)
     assert "not there yet" not in text
     assert text.endswith("the dry run found nothing wrong\n")
-    assert "3,999, the longest of 6 tokens; limit: any length, of which the memory counts 0 tokens" in text
+    assert "3,999, the longest of 6 tokens; the memory counts 0 tokens of a prompt" in text
     assert "arithmetic: 128 prompts, 2 answers per prompt" in text
-    assert "longest of 6 tokens; limit: up to 6 tokens" in said(*QUICKSTART, "--rollout-max-prompt-len", "6")
+    assert "1 rollout (1 x 1); without GPUs, as many processes" in text
+    assert " processes      " in said(*QUICKSTART, "--device", "cpu")
+    assert "longest of 6 tokens; limit: 6 tokens" in said(*QUICKSTART, "--rollout-max-prompt-len", "6")
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1="}\n')
     with pytest.raises(DataError, match="label"):
         said(*QUICKSTART, "--prompt-data", str(tmp_path / "train.jsonl"))
@@ -52,7 +54,7 @@ def test_missing_paths_are_named_and_not_counted_as_mistakes() -> None:
         f"not there yet: prompt-data {Path.cwd() / 'nowhere.jsonl'}: no such file",
         "not there yet: ref-load /nowhere: no such folder",
     ]
-    assert re.search("prompts +any length, of which the memory counts 0 tokens *\n", text)
+    assert re.search("prompts +the memory counts 0 tokens of a prompt *\n", text)
 
 
 def test_without_a_trainer_only_the_engines_memory_is_computed() -> None:
