@@ -237,7 +237,10 @@ class Life:
         for fault in self._faults:
             if fault.at >= before_s and fault.number not in self._begun:
                 loop.call_at(fault.at - before_s, self._begin, fault, process)
-        loop.call_at(max(0.0, CALM_S - before_s), self._calm)
+        if before_s >= CALM_S:
+            self._calm()  # at once: the first commands of the process come before any timer
+        else:
+            loop.call_at(CALM_S - before_s, self._calm)
         loop.call_at(max(0.0, CALM_S - before_s) + BOUND_S, _too_long)
 
     def _calm(self) -> None:

@@ -94,3 +94,7 @@ class SimTrainerProcesses:
         self._trainer.start(step)
         self._updater.trainer_restarted("10.0.1.1")
         return step
+
+    def save_memory(self) -> str | None:
+        """See ``TrainerProcesses.save_memory``."""
+        return None
