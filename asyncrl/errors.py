@@ -27,6 +27,7 @@
     ├── FilterBudgetSpent      the filter rejected too many groups in a row; the run stops
     ├── ServerFailed           a process that we started died or did not get ready
     ├── TrainerFailed          a trainer rank died, raised or did not answer in time
+    │   └── TrainerOutOfMemory a GPU had too little memory for a training step
     ├── NonFiniteLoss          the loss is NaN or infinite; no weights were changed
     ├── FastStepWrong          a fast operation of the trainer differs from its plain form; nothing was trained
     ├── CheckpointFailed       a checkpoint could not be written or read; earlier ones are intact
@@ -184,6 +185,10 @@ class ForeignServer(ServerFailed):
 
 class TrainerFailed(AsyncRLError):
     """A trainer rank died, raised or did not answer in time."""
+
+
+class TrainerOutOfMemory(TrainerFailed):
+    """A GPU had too little memory for a training step, also in smaller microbatches where these were possible."""
 
 
 class NonFiniteLoss(AsyncRLError, ArithmeticError):

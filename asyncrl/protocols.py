@@ -149,6 +149,12 @@ class TrainerProcesses(Protocol):
         Raises ConfigError or LeaseLost if another attempt would fail as well, and any other named error if it may not.
         """
 
+    def save_memory(self) -> str | None:
+        """Have the ranks need less memory from their next start on.
+
+        Returns the flags that stand for it; None if no memory can be saved any more.
+        """
+
 
 class Checkpointer(Protocol):
     """Writes the checkpoints from which another run can resume."""

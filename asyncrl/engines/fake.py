@@ -344,6 +344,8 @@ class FakeTrainerProcesses:
         failures: int = 0,
     ) -> None:
         self.failures = failures
+        self.savings: list[str] = []
+        """Ways to save memory that are left."""
         self.restored: list[int] = []
         """The step of the checkpoint of each restart."""
         self._trainer = trainer
@@ -382,6 +384,10 @@ class FakeTrainerProcesses:
         self._trainer.died.clear()
         self.restored.append(step)
         return step
+
+    def save_memory(self) -> str | None:
+        """See ``TrainerProcesses.save_memory``."""
+        return self.savings.pop(0) if self.savings else None
 
 
 class FakeCheckpoints:

@@ -24,6 +24,7 @@ from asyncrl.errors import (
     ConfigError,
     LeaseLost,
     TrainerFailed,
+    TrainerOutOfMemory,
     UpdateInterrupted,
     WeightUpdateFailed,
 )
@@ -112,7 +113,7 @@ class TrainerRestarts:
         except UpdateInterrupted:  # an engine was lost; the next call finds out about the trainer
             raise
         except (TrainerFailed, WeightUpdateFailed, CheckpointFailed) as error:
-            why = await self._why_lost(num_restarts, error)
+            why = await self._why_lost(num_restarts, error) or self._why_other(error)
             if why is None:
                 raise
             await self._restart(num_restarts, why)
@@ -124,6 +125,16 @@ class TrainerRestarts:
             return str(error)
         why = await self._processes.find_lost()
         return why if self._is_as_at(num_restarts) else str(error)
+
+    def _why_other(self, error: AsyncRLError) -> str | None:
+        """Return why living ranks must start again: they had too little memory, and can use less; else None."""
+        if not isinstance(error, TrainerOutOfMemory) or self._attempts >= self._most:
+            return None
+        flags = self._processes.save_memory()
+        if flags is None:
+            return None
+        logger.warning("the trainer ran out of memory and starts again with %s; give later runs these flags", flags)
+        return str(error)
 
     def _is_as_at(self, num_restarts: int) -> bool:
         return self._present.is_set() and self.num_restarts == num_restarts
@@ -161,7 +172,8 @@ class TrainerRestarts:
             except (ConfigError, LeaseLost):
                 raise
             except AsyncRLError as error:
-                if self._has_ranks and await self._processes.find_lost() is None:
+                is_alive = self._has_ranks and await self._processes.find_lost() is None
+                if is_alive and self._why_other(error) is None:
                     raise  # living ranks reported it, so another attempt would fail as well
                 why = str(error)
 

@@ -1,4 +1,4 @@
-"""Ranks that are killed within an update or hang come back within the run, and nothing is generated again.
+"""Ranks that are killed within an update, hang or lack memory come back within the run; nothing is generated again.
 
 The engines live on.  See ``test_synchronous_runs`` for the weights after a restart.
 """
@@ -13,9 +13,9 @@ from benchmarks.chaos import holds
 from tests.integration.launcher import FATES, QUICKSTART, RUN_S, START_S, Launched, Outcome
 from tests.programs import words_of
 
-STEPS = 12
-KILLED_AFTER, STOPPED_AFTER = 3, 6
-"""Steps before the kill of a rank, and before another one is stopped."""
+STEPS = 13
+KILLED_AFTER, STOPPED_AFTER, FULL_AFTER = 3, 6, 9
+"""Steps before the kill of a rank, before another one is stopped, and before memory runs out."""
 SHORT = ("--eval-interval", str(STEPS), "--skip-eval-before-train", "--no-timeline")
 
 pytestmark = pytest.mark.timeout(2700)
@@ -66,14 +66,32 @@ def check(outcome: Outcome, *, num_steps: int, staleness: int, num_restarts: int
     assert last["time/without_training_s"] > 0
 
 
-def test_a_trainer_that_dies_within_an_update_and_one_that_hangs_come_back(
+HUNGRY = """
+import pathlib
+import torch
+
+FULL = pathlib.Path(__file__).with_name("full")
+
+
+def loss(logprobs, old_logprobs, advantages, mask, lengths, /):
+    if FULL.exists() and FULL.read_text() and torch.distributed.get_rank() == 0:
+        FULL.write_text(FULL.read_text()[1:])
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+    return -advantages * torch.exp(logprobs - old_logprobs), {}
+"""
+"""A loss that runs out of memory once for each letter in a file."""
+
+
+def test_a_trainer_that_dies_within_an_update_or_hangs_or_lacks_memory_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
     for name, value in holds.environment(tmp_path / "hold", tmp_path / "saved").items():
         monkeypatch.setenv(name, value)
     flags = ("--max-staleness", "2", "--num-rollout", str(STEPS), "--save-interval", "4", "--control-timeout-s", "15")
     limits = ("--train-timeout-s", "60", "--request-timeout-s", "60", "--actor-num-gpus-per-node", "2")
-    launched = begun(tmp_path, *QUICKSTART, *flags, *limits)
+    loss = ("--loss-type", "custom_loss", "--custom-loss-function-path", f"{tmp_path}/hungry.py:loss")
+    launched = begun(tmp_path, *QUICKSTART, *flags, *limits, *loss)
     with launched.killed_by_a_failure():
         engines = engines_of(launched)
         holds.arm(tmp_path / "hold", holds.UPDATE)
@@ -84,5 +102,9 @@ def test_a_trainer_that_dies_within_an_update_and_one_that_hangs_come_back(
     launched.wait_for_steps(STOPPED_AFTER, START_S)
     with launched.killed_by_a_failure():
         processes(launched, "ray::RankActor")[-1].send_signal(signal.SIGSTOP)
+    launched.wait_for_steps(FULL_AFTER, START_S)
+    (tmp_path / "full").write_text("xx")  # a first time, and again in smaller microbatches
     outcome = ended(launched, engines)
-    check(outcome, num_steps=STEPS, staleness=2, num_restarts=2)
+    check(outcome, num_steps=STEPS, staleness=2, num_restarts=3)
+    log = (outcome.run_dir / "run.log").read_text()
+    assert "out of memory and starts again with recompute-granularity full, max-tokens-per-gpu 4096; give" in log

@@ -9,6 +9,7 @@ reserved resources.  Engines are not touched: the updater forms another group wi
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from asyncrl.engines.cluster.actors import WATCH, RankActor
@@ -18,6 +19,7 @@ from asyncrl.engines.cluster.placement import Placement
 from asyncrl.engines.cluster.ray_trainer import NoTrainer, RayCheckpointer, RayTrainer
 from asyncrl.engines.cluster.settings import Deployment
 from asyncrl.engines.megatron.checkpoint.directory import Origin
+from asyncrl.engines.megatron.setup.less_memory import less_memory
 from asyncrl.errors import ServerFailed, TrainerFailed
 from asyncrl.event_loop import Deadline
 from asyncrl.protocols import WeightUpdater
@@ -94,6 +96,15 @@ class TrainerRanks:
         except TimeoutError as error:
             raise ServerFailed(f"the trainer is not ready within {timeout_s:g} s (start-timeout-s)") from error
 
+    def save_memory(self) -> str | None:
+        """See ``TrainerProcesses.save_memory``."""
+        found = less_memory(self._deployment.trainer)
+        if found is None:
+            return None
+        settings, flags = found
+        self._deployment = replace(self._deployment, trainer=settings)
+        return flags
+
     async def wait_until_lost(self) -> str:
         """Return the reason once a rank has died, or has not answered a ping within ``--control-timeout-s``."""
         while True:
@@ -166,3 +177,7 @@ class RankProcesses:
         host, _ = await self._ranks.address()
         self._updater.trainer_restarted(host)
         return step
+
+    def save_memory(self) -> str | None:
+        """See ``TrainerProcesses.save_memory``."""
+        return self._ranks.save_memory()

@@ -146,6 +146,8 @@ class World:
     """Restarts of the trainer between two steps; None: the trainer is not restarted."""
     failed_restarts: int = 0
     """The first restarts, which fail."""
+    savings: Sequence[str] = ()
+    """Ways in which the trainer's ranks can save memory."""
     max_failed_saves: int = 3
     timeline: Timeline = field(default_factory=NoTimeline)
     before: RunState | None = None
@@ -208,6 +210,7 @@ class World:
             self.trainer_processes = FakeTrainerProcesses(
                 self.trainer, self.updater, self.checkpoints, first_step=first, failures=self.failed_restarts
             )
+            self.trainer_processes.savings += self.savings
         self.updater.interruptions = self.interrupted_updates
         self.updater.keeps_copies = self.keeps_copies
         self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0, self.prompt_seconds)

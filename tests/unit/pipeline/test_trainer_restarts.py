@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from asyncrl.buffer.journal import RecordedSteps
 from asyncrl.buffer.journal.recovery import replay_from
 from asyncrl.engines.fake import FakeCheckpoints, FakeTrainer
-from asyncrl.errors import HookFailed, TrainerFailed
+from asyncrl.errors import HookFailed, TrainerFailed, TrainerOutOfMemory
 from asyncrl.types import Batch, TrainReport
 from tests.unit.pipeline.harness import World, drawn, named
 from tests.unit.pipeline.test_recovery import SlowJournal, content, write
@@ -203,6 +203,62 @@ def test_an_error_that_a_living_rank_reports_ends_the_run() -> None:
         ending.run()
     assert ending.trainer_processes is not None
     assert ending.trainer_processes.restored == []
+
+
+class Hungry(FakeTrainer):
+    """A trainer whose step 2 runs out of memory ``num_shortages`` times."""
+
+    num_shortages = 2
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """Raise in step 2."""
+        if batch.step == 2 and self.num_shortages:
+            self.num_shortages -= 1
+            raise TrainerOutOfMemory("trainer rank 0, train: OutOfMemoryError: 20 GiB")
+        return await super().train(batch)
+
+
+def test_a_step_that_ran_out_of_memory_is_trained_after_a_start_with_less(caplog: pytest.LogCaptureFixture) -> None:
+    ended = world(make_trainer=Hungry, savings=["recompute-granularity full", "max-tokens-per-gpu 4096"])
+    with caplog.at_level(logging.WARNING):
+        ended.run()
+    check(ended)
+    assert ended.trainer_processes is not None
+    assert ended.trainer_processes.restored == [0, 0]
+    said = [record.getMessage() for record in caplog.records if "these flags" in record.getMessage()]
+    assert said == [
+        f"the trainer ran out of memory and starts again with {flags}; give later runs these flags"
+        for flags in ("recompute-granularity full", "max-tokens-per-gpu 4096")
+    ]
+
+
+@pytest.mark.parametrize(("savings", "most"), [(["recompute-granularity full"], 3), (["one", "two"], 0)])
+def test_memory_that_cannot_be_saved_or_must_not_be_ends_the_run(savings: list[str], most: int) -> None:
+    ending = world(make_trainer=Hungry, savings=savings, max_trainer_restarts=most)
+    with pytest.raises(TrainerOutOfMemory, match="20 GiB"):
+        ending.run()
+
+
+class HungryAgain(FakeTrainer):
+    """A trainer that runs out of memory once when it trains step 1 again."""
+
+    is_full = False
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """Raise in step 1."""
+        if batch.step == 1 and any(each.step == 1 for each in self.batches) and not self.is_full:
+            self.is_full = True
+            raise TrainerOutOfMemory("trainer rank 0, train: OutOfMemoryError: 20 GiB")
+        return await super().train(batch)
+
+
+def test_a_step_that_runs_out_of_memory_when_it_is_trained_again() -> None:
+    ended = world(3.5, make_trainer=HungryAgain, savings=["recompute-granularity full"], save_interval=None).run()
+    check(ended)
+    assert ended.trainer_processes is not None
+    assert ended.trainer_processes.restored == [0, 0]
+    with pytest.raises(TrainerOutOfMemory):
+        world(3.5, make_trainer=HungryAgain, save_interval=None).run()
 
 
 class SpoiltHooks:

@@ -11,7 +11,7 @@ from torch import Tensor
 from asyncrl.algorithms.custom_functions import LossFn
 from asyncrl.engines.megatron.train.checked_tensors import check_finite, check_names, check_shapes
 from asyncrl.engines.megatron.train.first_failure import Apart, FirstFailure
-from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed, name_of
+from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed, TrainerOutOfMemory, name_of
 
 CLIP_FRACTION = "clip_fraction"
 """The one number of a custom loss that is reported under a built-in name, ``train/clip_fraction``."""
@@ -92,6 +92,8 @@ class CheckedLoss:
         """Call the user's loss, and check the types and shapes of its result.  Raises TrainerFailed."""
         try:
             found = self._function(logprobs_R, old_R, advantages_R, mask_R, lengths)
+        except torch.OutOfMemoryError:  # as in the model: the pass is repeated in smaller microbatches
+            raise
         except Exception as error:  # a user's function may raise anything
             raise self._raised(error) from error
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
@@ -102,7 +104,8 @@ class CheckedLoss:
         return found
 
     def _raised(self, error: Exception) -> TrainerFailed:
-        return TrainerFailed(f"{self._where}: {type(error).__name__}: {error}")
+        kind = TrainerOutOfMemory if isinstance(error, torch.OutOfMemoryError) else TrainerFailed
+        return kind(f"{self._where}: {type(error).__name__}: {error}")
 
 
 def _renamed(told: Mapping[str, Tensor]) -> dict[str, Tensor]:

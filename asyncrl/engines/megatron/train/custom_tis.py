@@ -11,7 +11,7 @@ from torch import Tensor
 from asyncrl.algorithms.custom_functions import TisFn
 from asyncrl.engines.megatron.train.checked_tensors import check_finite, check_names, check_shapes
 from asyncrl.engines.megatron.train.first_failure import Apart, FirstFailure
-from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed, name_of
+from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed, TrainerOutOfMemory, name_of
 
 Corrected = tuple[Tensor, Tensor, dict[str, Tensor]]
 """Losses, the tokens that stay in the loss, and the numbers to report under their full names."""
@@ -99,6 +99,8 @@ class CheckedTis:
         """Call the user's correction, and check its result.  Raises TrainerFailed or NonFiniteLoss."""
         try:
             found = self._function(losses_R, logprobs_R, behaviour_R, mask_R, lengths, totals)
+        except torch.OutOfMemoryError:  # as in the model: the pass is repeated in smaller microbatches
+            raise
         except Exception as error:  # a user's function may raise anything
             raise self._raised(error) from error
         if not (isinstance(found, tuple) and len(found) == 3 and isinstance(found[2], Mapping)):
@@ -127,7 +129,8 @@ class CheckedTis:
         return mask_R & is_kept_R
 
     def _raised(self, error: Exception) -> TrainerFailed:
-        return TrainerFailed(f"{self._where}: {type(error).__name__}: {error}")
+        kind = TrainerOutOfMemory if isinstance(error, torch.OutOfMemoryError) else TrainerFailed
+        return kind(f"{self._where}: {type(error).__name__}: {error}")
 
 
 def _renamed(told: Mapping[str, Tensor], removed_R: Tensor) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.megatron.train.forward_step import MicrobatchResult, MicrobatchStep
 from asyncrl.engines.megatron.train.optimizer_updates import Update
 from asyncrl.engines.megatron.train.rollback import RestorePoint
-from asyncrl.errors import NonFiniteLoss, TrainerFailed, first_line
+from asyncrl.errors import NonFiniteLoss, TrainerOutOfMemory, first_line
 from asyncrl.internals import Internal
 
 INTERNALS = (
@@ -187,7 +187,7 @@ class Learner:
         """Run this rank's share forward, and backward unless ``forward_only``; gradients end up summed over ranks.
 
         The results are those of the last pipeline stage; other stages return none.  If memory runs out, the rank runs
-        its share once more in smaller microbatches.  Raises TrainerFailed if it cannot, or runs out of memory again.
+        its share once more in smaller microbatches.  Raises TrainerOutOfMemory if it cannot, or runs out again.
         """
         self._reduction.has_begun = False
         try:
@@ -196,10 +196,10 @@ class Learner:
             text = first_line(error)
             if self._is_split:
                 why = "not repeated, because the ranks of one model wait for each other"
-                raise TrainerFailed(f"{text} ({why}; {_LESS})") from error
+                raise TrainerOutOfMemory(f"{text} ({why}; {_LESS})") from error
             if self._reduces():
                 why = "not repeated, because the ranks already sum gradients"
-                raise TrainerFailed(f"{text} ({why}; {_LESS})") from error
+                raise TrainerOutOfMemory(f"{text} ({why}; {_LESS})") from error
         # Invariant: outside of the block above, whose traceback holds the activations of the failed pass.
         smaller = self._packing.halved()
         logger.warning("%s: %s; repeated with microbatches of %d tokens", self._name, text, smaller.max_tokens)
@@ -208,7 +208,7 @@ class Learner:
         try:
             return self._passed(examples, step, smaller, forward_only=forward_only)
         except torch.OutOfMemoryError as error:
-            raise TrainerFailed(f"{first_line(error)} (also in smaller microbatches; {_LESS})") from error
+            raise TrainerOutOfMemory(f"{first_line(error)} (also in smaller microbatches; {_LESS})") from error
 
     def _reduces(self) -> bool:
         """Whether another rank may already sum gradients with this one: then this pass cannot be repeated.

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from asyncrl.engines.megatron import TrainerSettings
-from asyncrl.errors import TrainerFailed
+from asyncrl.engines.megatron.setup.less_memory import less_memory
+from asyncrl.errors import TrainerOutOfMemory
 from asyncrl.types import TrainReport
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.engines.megatron.train import memory_process
@@ -84,9 +85,19 @@ def test_the_first_pass_of_a_run_may_be_repeated(checkpoint: Path, max_tokens: i
 
 def test_memory_that_runs_out_twice_ends_the_step(checkpoint: Path) -> None:
     with pytest.raises(
-        TrainerFailed, match=r"CUDA out of memory.*also in smaller microbatches; lower max-tokens-per-gpu"
+        TrainerOutOfMemory, match=r"CUDA out of memory.*also in smaller microbatches; lower max-tokens-per-gpu"
     ):
         steps(settings(checkpoint), place="forward", first=0, times=2)
+
+
+def test_settings_for_less_memory_give_the_same_weights(checkpoint: Path) -> None:
+    found = less_memory(settings(checkpoint, max_tokens_per_gpu=2048))
+    assert found is not None
+    usual, expected, _ = steps(settings(checkpoint, max_tokens_per_gpu=2048))
+    reports, weights_then, _ = steps(found[0])
+    assert reports[1].loss == pytest.approx(usual[1].loss, rel=1e-5)
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights_then[name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_fixed_microbatches_are_halved(checkpoint: Path) -> None:
@@ -142,5 +153,8 @@ def test_ranks_that_share_a_model_do_not_repeat(checkpoint: Path) -> None:
     """A rank alone cannot know what the others wait for.  Here there is one, with the flags of two."""
     with one_rank(settings(checkpoint)) as rank:
         rank._learner._is_split = True  # noqa: SLF001
-        with Shortage(rank, place="forward", first=0), pytest.raises(TrainerFailed, match="ranks of one model wait"):
+        with (
+            Shortage(rank, place="forward", first=0),
+            pytest.raises(TrainerOutOfMemory, match="ranks of one model wait"),
+        ):
             rank.train(random_batch())

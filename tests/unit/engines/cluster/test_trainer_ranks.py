@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
+from asyncrl.engines.cluster import trainer_ranks
 from asyncrl.engines.cluster.addresses import Addresses
 from asyncrl.engines.cluster.placement import Placement
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer, RayTrainer
@@ -29,12 +30,16 @@ class Actor:
         self.rank = rank
         self.calls: list[str] = []
         self.is_killed = False
+        self.settings: Any = None
+        """Those with which the rank was started."""
         self._answers = answers
 
     def __getattr__(self, method: str) -> Any:
         def remote(*args: Any, **kwargs: Any) -> Any:
             name = str(args[0]) if method == "call" else method
             self.calls.append(name)
+            if method == "start":
+                self.settings = args[0]
             return self._answer(name)
 
         return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
@@ -117,6 +122,25 @@ def test_a_rank_that_was_silent_in_a_call_is_lost_though_it_answers_pings_and_ot
         assert all(actor.is_killed for actor in old)
         assert not any(actor.is_killed for actor in new)
         assert [actor.calls for actor in new] == [["free_ports", "start", "ping"], ["start", "ping"]]
+
+    run_virtually(run())
+
+
+def test_ranks_that_save_memory_start_with_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    savings = iter([("smaller", "max-tokens-per-gpu 512"), None])
+    monkeypatch.setattr(trainer_ranks, "less_memory", lambda settings: next(savings))
+    monkeypatch.setattr(trainer_ranks, "replace", lambda deployment, trainer: replaced(deployment, trainer))
+
+    def replaced(deployment: Any, trainer: Any) -> Any:
+        return SimpleNamespace(**{**vars(deployment), "trainer": trainer})
+
+    async def run() -> None:
+        place = Place()
+        ours = ranks(place)
+        assert ours.save_memory() == "max-tokens-per-gpu 512"
+        await ours.restart(None)
+        assert [actor.settings for actor in place.made] == [None, None, "smaller", "smaller"]
+        assert ours.save_memory() is None
 
     run_virtually(run())
 
