@@ -89,7 +89,7 @@ def test_a_trainer_that_dies_within_an_update_or_hangs_or_lacks_memory_comes_bac
     for name, value in holds.environment(tmp_path / "hold", tmp_path / "saved").items():
         monkeypatch.setenv(name, value)
     flags = ("--max-staleness", "2", "--num-rollout", str(STEPS), "--save-interval", "4", "--control-timeout-s", "15")
-    limits = ("--train-timeout-s", "60", "--request-timeout-s", "60", "--actor-num-gpus-per-node", "2")
+    limits = ("--train-timeout-s", "60", "--request-timeout-s", "300", "--actor-num-gpus-per-node", "2")
     loss = ("--loss-type", "custom_loss", "--custom-loss-function-path", f"{tmp_path}/hungry.py:loss")
     launched = begun(tmp_path, *QUICKSTART, *flags, *limits, *loss)
     with launched.killed_by_a_failure():
