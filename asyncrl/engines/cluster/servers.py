@@ -85,17 +85,13 @@ class Servers:
             else None,
         )
 
-        started_by: Any = None
-
         async def start() -> EngineControl:
-            nonlocal launch, started_by
-            # A replaced actor may be on another machine.  After a failed start, another program may have the ports.
-            if server.actor is not started_by:
-                host, port, nccl_port = await self._addresses.engine(server.actor)
-                launch = replace(launch, host=host, port=port, nccl_port=nccl_port)
-            control, started_by = self.control(f"http://{launch.host}:{launch.port}"), None
-            await self._run(server, server_command(launch), lambda: control.get_ready(cluster.start_timeout_s))
-            started_by = server.actor
+            # Invariant: each process has another port.  The router or the network may still hold a request for the
+            # process before, which must not reach one that no update has given the trained weights.
+            host, port, nccl_port = await self._addresses.engine(server.actor)
+            command = server_command(replace(launch, host=host, port=port, nccl_port=nccl_port))
+            control = self.control(f"http://{host}:{port}")
+            await self._run(server, command, lambda: control.get_ready(cluster.start_timeout_s))
             return control
 
         control = await self._first_start(start)

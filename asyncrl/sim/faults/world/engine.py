@@ -81,7 +81,7 @@ class SimEngine:
 
     def start(self) -> None:
         """Start a process with weights from the disk of models, which no run has trained."""
-        if self._starts and self._setting.moves:
+        if self._starts:
             self._network.hosts.pop(self.netloc, None)
             self.netloc = f"10.0.0.{self.number}:{30000 + self._starts}"
         self._starts += 1

@@ -54,9 +54,7 @@ def servers_of(engine_actor: Any, monkeypatch: pytest.MonkeyPatch) -> Servers:
     return servers
 
 
-def test_an_engine_keeps_its_ports_until_a_start_fails_or_its_actor_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_start_of_an_engine_has_other_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     actors, refusals = iter(("here", "there")), [False, False, True, False, False]
     servers = servers_of(lambda kind, number: next(actors), monkeypatch)
 
@@ -75,7 +73,7 @@ def test_an_engine_keeps_its_ports_until_a_start_fails_or_its_actor_is_replaced(
         engine.server.actor = engine.server.create()
         return [*found, (await engine.start()).url]
 
-    assert asyncio.run(urls()) == ["http://here:1", "http://here:1", "http://here:2", "http://there:3"]
+    assert asyncio.run(urls()) == ["http://here:1", "http://here:2", "http://here:4", "http://there:5"]
 
 
 def test_the_start_ends_when_an_engine_ends_before_the_router_lists_it(monkeypatch: pytest.MonkeyPatch) -> None:
