@@ -10,8 +10,8 @@
     │   ├── EngineLost         the connection or the server is gone                        [retry]
     │   └── EngineRejected     the server refused the request (4xx)
     ├── RewardFailed           a reward function raised on one sample                      [budget]
+    │   ├── RewardKeyMissing   a reward is a dict, and --reward-key names none of its entries
     │   └── RewardUnavailable  a reward did not reach its service; the call is repeated
-    ├── RewardKeyMissing       a reward is a dict, and --reward-key names none of its entries; the run stops
     ├── RewardOutage           the service of the rewards was away for too long; the run stops
     ├── FilterFailed           a filter raised on one group                                [budget]
     ├── SourceFailed           prompts could not be read any more, after steps were trained; the run stops
@@ -91,7 +91,7 @@ class RewardFailed(AsyncRLError):
     """A reward function raised on one sample."""
 
 
-class RewardKeyMissing(AsyncRLError):
+class RewardKeyMissing(RewardFailed):
     """A reward function returned a dict, and no ``--reward-key`` names the entry that counts.  No row is to blame."""
 
 

@@ -11,31 +11,32 @@ from asyncrl.types import Reward
 def reward_of(value: Any, key: str | None) -> Reward:
     """Return the reward that a function returned; ``key`` selects the entry of a dict.
 
-    Raises RewardFailed if the value is neither a number nor a dict with a number at ``key``, and RewardKeyMissing for
-    a dict without a ``key``.
+    Raises RewardFailed if the value is neither a number nor a dict with a number at ``key``: RewardKeyMissing for a
+    dict without a ``key``.
     """
     if isinstance(value, Reward):
         return value
     if not isinstance(value, Mapping):
-        return Reward(value=_number(value, "a reward"))
+        return Reward(value=number_of(value, "a reward"))
     entries = ", ".join(str(name) for name in value) or "no entries"
     if key is None:
-        raise RewardKeyMissing(f"a dict reward with {entries}: name one of them with --reward-key")
+        raise RewardKeyMissing(f"a dict reward with {entries}: name one of them with --reward-key or --eval-reward-key")
     if key not in value:
         raise RewardFailed(f"the dict reward has no entry {key!r} (--reward-key); it has: {entries}")
     parts = {str(name): _plain(entry) for name, entry in value.items()}
-    return Reward(value=_number(value[key], f"the entry {key!r} of a dict reward"), parts=parts)
+    return Reward(value=number_of(value[key], f"the entry {key!r} of a dict reward"), parts=parts)
 
 
 def rewards_of(values: Any, key: str | None) -> list[Reward]:
-    """Return the rewards of a list.  Raises RewardFailed, or RewardKeyMissing."""
+    """Return the rewards of a list.  Raises RewardFailed."""
     values = _plain(values)
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise RewardFailed(f"a list of rewards is needed, got a {type(values).__name__}: {values!r}")
     return [reward_of(value, key) for value in values]
 
 
-def _number(value: Any, name: str) -> float:
+def number_of(value: Any, name: str) -> float:
+    """Return the one number that ``value`` is.  Raises RewardFailed, with the ``name`` of the value."""
     plain = _plain(value)
     while isinstance(plain, list) and len(plain) == 1:  # a tensor with one element
         plain = plain[0]

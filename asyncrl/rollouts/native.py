@@ -18,7 +18,7 @@ from typing import Any
 
 from asyncrl.episodes import EpisodeEnd
 from asyncrl.errors import EpisodeEnded, ToolFailed, ToolTimeout, name_of
-from asyncrl.rewards.values import reward_of
+from asyncrl.rewards.values import number_of, reward_of
 from asyncrl.rollouts.chat import ChatTokenizer, continuation_ids, conversation_ids
 from asyncrl.rollouts.interfaces import EpisodeCall
 from asyncrl.rollouts.session import Verdict
@@ -301,7 +301,7 @@ class Episode(Conversation):
         return Verdict(
             rewards={number: reward_of(value, key) for number, value in state.rewards.items() if value is not None},
             turn_rewards={
-                turn.call: reward_of(turn.reward, None).value for turn in state.turns if turn.reward is not None
+                turn.call: number_of(turn.reward, "a turn's reward") for turn in state.turns if turn.reward is not None
             },
             left_out=frozenset(turn.call for turn in state.turns if not (is_trained and turn.is_trained)),
             end=end,

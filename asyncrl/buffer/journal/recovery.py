@@ -61,6 +61,8 @@ def replayed(found: Sequence[OpenSegment], base: int, until: int | None = None) 
     assert snapshot is not None, "the segment begins with a snapshot"
     replay = Replay(snapshot, _contents_before(found[:base], snapshot), _growth_before(found[:base], snapshot))
     for before, segment in zip([None, *found[base:-1]], found[base:], strict=True):
+        if (begins := segment.snapshot()) is not None and begins.step < snapshot.step:
+            return replay  # a segment may be missing before it: nothing of that history is needed any more
         _check_follows(before, segment)
         stop = SEGMENT_BYTES
         for frame in segment.frames():

@@ -44,8 +44,7 @@ async def score_group(
 async def _called(who: str, call: Awaitable[Any], timeout_s: float | None) -> Any:
     """Await a call of a user function.
 
-    Raises RewardFailed for any exception: RewardUnavailable if it shows an outage, and after ``timeout_s``.  A missing
-    ``--reward-key`` remains RewardKeyMissing, which ends the run.
+    Raises RewardFailed for any exception: RewardUnavailable if it shows an outage, and after ``timeout_s``.
     """
     deadline = Deadline(timeout_s)
     try:
@@ -55,8 +54,6 @@ async def _called(who: str, call: Awaitable[Any], timeout_s: float | None) -> An
         if is_cancelled():
             raise
         raise RewardFailed(f"{who}: the reward function raised CancelledError") from error
-    except RewardKeyMissing as error:
-        raise RewardKeyMissing(f"{who}: {error}") from error
     except Exception as error:  # any exception of a user function drops one group, not the run
         raise _named(
             who, error, timeout_s if isinstance(error, TimeoutError) and deadline.expired() else None
@@ -70,7 +67,8 @@ def _named(who: str, error: Exception, limit_s: float | None) -> RewardFailed:
     if isinstance(error, RewardUnavailable):
         return RewardUnavailable(f"{who}: {error}", error.reached, error.is_late)
     if isinstance(error, RewardFailed):
-        return RewardFailed(f"{who}: {error}")
+        kind = RewardKeyMissing if isinstance(error, RewardKeyMissing) else RewardFailed
+        return kind(f"{who}: {error}")
     text, reached = f"{who}: {type(error).__name__}: {error}", reached_by(error)
     return RewardFailed(text) if reached is None else RewardUnavailable(text, reached)
 

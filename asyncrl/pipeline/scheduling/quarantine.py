@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from asyncrl.errors import AsyncRLError, FailureBudgetSpent, SampleFailed
+from asyncrl.errors import AsyncRLError, FailureBudgetSpent, RewardKeyMissing, SampleFailed
 from asyncrl.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -56,9 +56,9 @@ class Quarantine:
     def failed(self, prompt: Prompt, error: AsyncRLError) -> bool:
         """Record a failure of a row's group.  Returns whether the row failed before, also in an earlier run.
 
-        A failure of the engines says nothing about the row and is not recorded.
+        A failure of the engines, or a missing flag, says nothing about the row and is not recorded.
         """
-        if not self._most_failures or isinstance(error, SampleFailed):
+        if not self._most_failures or isinstance(error, SampleFailed | RewardKeyMissing):
             return False
         before = self._rows.get(_key(prompt))
         attempts = 1 + (before.attempts if before else 0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns
-from asyncrl.errors import AsyncRLError, EpisodeEnded, EpisodeFailed, plainly
+from asyncrl.errors import AsyncRLError, EpisodeEnded, EpisodeFailed, RewardKeyMissing, plainly
 from asyncrl.rollouts.interfaces import Gateway, SlimeResult
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession
 from asyncrl.rollouts.user_process.host import UserProcesses
@@ -39,7 +39,7 @@ class UserEpisodes:
         self._slime_outcome = slime_outcome
 
     async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
-        """Run one episode.  Raises EpisodeFailed.  The caller has a deadline, and cancels this."""
+        """Run one episode.  Raises EpisodeFailed or RewardKeyMissing.  The caller has a deadline, and cancels this."""
         session = EpisodeSession(start, turns, self._limits, self._decode)
         address = self._gateway.open(session)
         message = partial(Episode, program=self._program, start=start, address=address)
@@ -52,7 +52,7 @@ class UserEpisodes:
             self._gateway.close(address)
 
     async def _run(self, call: OpenCall, session: EpisodeSession) -> EpisodeOutcome:
-        """Answer the function's questions until it returns.  Raises EpisodeFailed."""
+        """Answer the function's questions until it returns.  Raises EpisodeFailed or RewardKeyMissing."""
         asked: dict[int, asyncio.Task[None]] = {}
         with plainly():
             async with asyncio.TaskGroup() as group:
@@ -85,7 +85,9 @@ class UserEpisodes:
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:  # of values of user code
             raise EpisodeFailed(f"{session.start.name}: {error}") from error
 
-    def _failed(self, session: EpisodeSession, raised: Raised) -> EpisodeFailed:
+    def _failed(self, session: EpisodeSession, raised: Raised) -> EpisodeFailed | RewardKeyMissing:
+        if raised.type == RewardKeyMissing.__name__:
+            return RewardKeyMissing(f"{session.start.name}: {raised.message}")
         self._processes.tell(session.start.name, raised)
         return EpisodeFailed(f"{session.start.name}: {raised.type}: {raised.message}")
 

@@ -56,7 +56,7 @@ class UserProcesses:
             await each.ready()
 
     async def score(self, program: str, prompt: Prompt, samples: tuple[Sample, ...]) -> list[Reward]:
-        """Return the rewards of a function in the process.  Raises RewardFailed, or RewardKeyMissing.
+        """Return the rewards of a function in the process.  Raises RewardFailed.
 
         Cancelling the call cancels the function.
         """

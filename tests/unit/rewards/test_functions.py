@@ -57,7 +57,7 @@ async def graded(reward: RewardFn, name: str, texts: Sequence[str]) -> list[Rewa
         limit = time_limit(reward, 0.5 if name == "sleeps" else 30.0)
         return [await score(reward, prompt(), each, limit) for each in samples]
     except RewardKeyMissing as error:
-        return [f"ends: {error}"]
+        return [f"no key: {error}"]
     except RewardFailed as error:
         return [f"away: {error}" if isinstance(error, RewardUnavailable) else str(error)]
 
@@ -97,9 +97,8 @@ def test_functions() -> None:
     got = in_a_run(run, user_code, timeout_s=10.0)
     right, wrong = {"right": 1.0, "length": 1}, {"right": 0.0, "length": 1}
     assert got["waits"] == got["computes"] == [Reward(value=1.0, parts=right), Reward(value=0.0, parts=wrong)]
-    assert got["no key"] == [
-        "ends: row 3, sample 0: a dict reward with right, length: name one of them with --reward-key"
-    ]
+    line = "a dict reward with right, length: name one of them with --reward-key or --eval-reward-key"
+    assert got["no key"] == [f"no key: row 3, sample 0: {line}"]
     assert got["no key, waits"] == got["no key"]
     assert got["broken_waits"] == got["broken"]
     assert got["exits"] == ["row 3, sample 0: its process ended: exit code 5"]

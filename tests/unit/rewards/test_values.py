@@ -42,7 +42,8 @@ def test_anything_else_is_one_line(value: Any, key: str | None, line: str) -> No
 
 def test_a_dict_needs_a_key() -> None:
     with pytest.raises(
-        RewardKeyMissing, match=r"^a dict reward with score, acc, pred: name one of them with --reward-key"
+        RewardKeyMissing,
+        match=r"^a dict reward with score, acc, pred: name one of them with --reward-key or --eval-reward-key$",
     ):
         reward_of(DICT, None)
 

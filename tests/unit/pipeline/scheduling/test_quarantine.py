@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from asyncrl.engines.fake import FakeCheckpoints
-from asyncrl.errors import EngineLost, FailureBudgetSpent, RewardFailed, RewardKeyMissing, SampleFailed
+from asyncrl.errors import EngineLost, FailureBudgetSpent, RewardFailed, SampleFailed
 from asyncrl.pipeline.scheduling import quarantine_file
 from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
 from asyncrl.pipeline.scheduling.quarantine_file import QUARANTINE_FILE, QuarantineFile, open_quarantine, read_rows
@@ -106,15 +106,17 @@ def test_a_checkpoint_of_an_earlier_version_has_no_such_count() -> None:
     assert RunState.from_json(orjson.loads(orjson.dumps(found))).groups.quarantined == 0
 
 
-def test_a_reward_without_its_key_ends_the_run_and_blames_no_row() -> None:
-    async def reward(prompt: Prompt, sample: Sample) -> Any:
+def test_a_reward_without_its_key_blames_no_row() -> None:
+    async def sometimes(prompt: Prompt, sample: Sample) -> Any:
+        return reward_of({"right": 1.0} if prompt.row % 8 == 3 else 1.0, None)
+
+    async def never(prompt: Prompt, sample: Sample) -> Any:
         return reward_of({"right": 1.0}, None)
 
     rows = list[FailedRow]()
-    world = World(steps=2, reward=reward, quarantine=Quarantine(2, (), rows.append))
-    with pytest.raises(
-        RewardKeyMissing, match=r"^row \d+, sample \d+: a dict reward with right: name one of them with"
-    ):
+    World(steps=8, reward=sometimes, quarantine=Quarantine(1, (), rows.append)).run()
+    world = World(reward=never, quarantine=Quarantine(1, (), rows.append))
+    with pytest.raises(FailureBudgetSpent, match="a dict reward with right: name one of them with --reward-key"):
         world.run()
     assert not rows
 
