@@ -16,7 +16,7 @@ from typing import Any
 from asyncrl.engines.listening import loopback_variables
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.server_process import ServerProcess
-from asyncrl.errors import ServerFailed
+from asyncrl.errors import ServerFailed, TrainerOutOfMemory, first_line
 from asyncrl.internals import naming_imports
 from asyncrl.quick_imports import cpu_imports, quick_imports
 
@@ -114,8 +114,16 @@ class RankActor(NetworkPlace):
         return self._rank.layers
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the rank, on the thread of the caller's concurrency group, by default the main group's."""
-        return getattr(self._rank, method)(*args, **kwargs)
+        """Call a method of the rank, on the thread of the caller's concurrency group, by default the main group's.
+
+        Raises TrainerOutOfMemory in the place of torch's error, with which the driver would have to import torch.
+        """
+        try:
+            return getattr(self._rank, method)(*args, **kwargs)
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            raise TrainerOutOfMemory(f"{method}: {first_line(error)}") from None
 
 
 def _imports_for(device: str) -> AbstractContextManager[None]:

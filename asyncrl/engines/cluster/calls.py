@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from asyncrl.errors import AsyncRLError, TrainerFailed, TrainerOutOfMemory, first_line, plainly
+from asyncrl.errors import AsyncRLError, TrainerFailed, first_line, plainly
 from asyncrl.event_loop import Deadline
 from asyncrl.internals import Internal
 from asyncrl.task_groups import TaskGroup
@@ -25,9 +25,7 @@ async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLErr
     except ray.exceptions.RayTaskError as error:  # first: it is also a TimeoutError when its cause is one
         if isinstance(error.cause, AsyncRLError):
             raise error.cause from error
-        is_memory = kind is TrainerFailed and type(error.cause).__name__ == "OutOfMemoryError"  # torch's
-        named = TrainerOutOfMemory if is_memory else kind
-        raise named(f"{what}: {type(error.cause).__name__}: {first_line(error.cause)}") from error
+        raise kind(f"{what}: {type(error.cause).__name__}: {first_line(error.cause)}") from error
     except TimeoutError as error:
         raise kind(f"{what}: no answer within {timeout_s:g} s") from error
     except ray.exceptions.RayError as error:

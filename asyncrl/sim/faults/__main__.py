@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lives", type=int, default=1000, help="Number of lives (default: 1000).")
     parser.add_argument("--seed", type=int, help="Seed of the first life; the time by default.")
     parser.add_argument("--workers", type=int, default=1, help="Number of processes (default: 1).")
-    parser.add_argument("--seconds", type=float, help="Seconds after which no further life begins.")
+    parser.add_argument("--seconds", type=float, help="Seconds after which no further hundred lives begin.")
     parser.add_argument("--trace", action="store_true", help="Live the life of --seed and print its events.")
     parser.add_argument("--planted", action="store_true", help="Plant known errors and count the lives that find them.")
     return parser

@@ -5,10 +5,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-import torch
 
 from asyncrl.engines.cluster.calls import answered, together
-from asyncrl.errors import AsyncRLError, NonFiniteLoss, ServerFailed, TrainerFailed, TrainerOutOfMemory
+from asyncrl.errors import AsyncRLError, NonFiniteLoss, ServerFailed, TrainerFailed
 
 
 def task_error(cause: Exception) -> Exception:
@@ -39,13 +38,6 @@ def test_a_timeout_inside_the_actor_is_not_taken_for_silence() -> None:
     error = outcome(raising(task_error(TimeoutError("store refused\nand more"))))
     assert type(error) is TrainerFailed
     assert str(error) == "rank 1, train: TimeoutError: store refused"
-
-
-@pytest.mark.parametrize("kind", [TrainerFailed, ServerFailed])
-def test_torchs_shortage_of_memory_has_a_name_in_a_trainer(kind: type[AsyncRLError]) -> None:
-    error = outcome(raising(task_error(torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"))), kind=kind)
-    assert type(error) is (TrainerOutOfMemory if kind is TrainerFailed else kind)
-    assert str(error) == "rank 1, train: OutOfMemoryError: CUDA out of memory. Tried 2 GiB"
 
 
 def test_a_silent_actor_raises_an_error_with_the_deadline() -> None:

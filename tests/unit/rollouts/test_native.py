@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asyncrl.episodes import EpisodeEnd
-from asyncrl.errors import ToolFailed, ToolTimeout
+from asyncrl.errors import RewardFailed, ToolFailed, ToolTimeout
 from asyncrl.rollouts.native import Episode
 from asyncrl.rollouts.testing import Played, play
 from asyncrl.types import Reward
@@ -151,6 +151,12 @@ def test_mistakes_get_one_line() -> None:
         await ep.generate()
         await ep.generate()
 
+    async def praises_a_turn(ep: Episode) -> None:
+        turn: Any = await ep.generate()
+        turn.reward = {"right": 1.0}
+
+    with pytest.raises(RewardFailed, match="a turn's reward must be one number, got a dict"):
+        play(praises_a_turn, prompt="?", answers=["a"])
     with pytest.raises(ValueError, match="chat messages must follow a turn"):
         play(observes_first, prompt="?", answers=[])
     with pytest.raises(TypeError, match=r"returns must return None, got a float; set ep\.reward"):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.derived import use_dynamic_batch_size
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 
@@ -14,8 +15,11 @@ def less_memory(settings: TrainerSettings) -> tuple[TrainerSettings, str] | None
 
     Whole layers are recomputed, and microbatches have half the size.  Sums of gradients are rounded in another order.
     """
-    train, parallel, flags = settings.train, settings.parallel, list[str]()
+    model, train, parallel, flags = settings.model, settings.train, settings.parallel, list[str]()
     if parallel.recomputes != "full" or parallel.recompute_method == "block":
+        if "layernorm" in parallel.recompute_modules and model.transformer_impl == "auto":
+            model = replace(model, transformer_impl="local")  # as auto has chosen for these modules
+        flags.append(_full_recomputation(parallel))
         parallel = replace(
             parallel,
             recompute_granularity="full",
@@ -24,7 +28,6 @@ def less_memory(settings: TrainerSettings) -> tuple[TrainerSettings, str] | None
             recompute_num_layers=None,
             recompute_modules=(),
         )
-        flags.append("recompute-granularity full")
     if not use_dynamic_batch_size(train):
         if (size := train.micro_batch_size or 1) > 1:
             train = replace(train, micro_batch_size=size // 2)
@@ -32,4 +35,16 @@ def less_memory(settings: TrainerSettings) -> tuple[TrainerSettings, str] | None
     elif (tokens := train.max_tokens_per_gpu // 2) >= FEWEST_TOKENS:
         train = replace(train, max_tokens_per_gpu=tokens)
         flags.append(f"max-tokens-per-gpu {tokens}")
-    return (replace(settings, train=train, parallel=parallel), ", ".join(flags)) if flags else None
+    return (replace(settings, model=model, train=train, parallel=parallel), ", ".join(flags)) if flags else None
+
+
+def _full_recomputation(parallel: ParallelConfig) -> str:
+    """Return the flag, with the names of given flags that it excludes."""
+    given = {
+        "recompute-activations": parallel.recompute_activations,
+        "recompute-modules": parallel.recompute_modules,
+        "recompute-method": parallel.recompute_method,
+        "recompute-num-layers": parallel.recompute_num_layers,
+    }
+    out = " and ".join(name for name, value in given.items() if value)
+    return f"recompute-granularity full{f' (without {out})' if out else ''}"

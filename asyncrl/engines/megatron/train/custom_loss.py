@@ -31,7 +31,7 @@ class CheckedLoss:
         self.failure = failure or FirstFailure()
         try:
             self._names = frozenset(self._tried())
-        except TrainerFailed as error:
+        except (TrainerFailed, torch.OutOfMemoryError) as error:
             raise PluginError(f"--custom-loss-function-path: tried on made-up numbers: {error}") from error
 
     def __call__(

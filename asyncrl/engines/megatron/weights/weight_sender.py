@@ -34,7 +34,7 @@ from asyncrl.engines.megatron.weights.update_group import flatten, stream_of_its
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.flat import checksum, views
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon, is_abandoned, wait_on_stream
-from asyncrl.errors import WeightUpdateFailed
+from asyncrl.errors import TrainerOutOfMemory, WeightUpdateFailed
 from asyncrl.internals import Internal
 from asyncrl.models.shape import ModelShape
 
@@ -140,7 +140,8 @@ class RankWeightSender:
         except RuntimeError as error:
             for _ in flats:  # the other ranks take part in gathering all buckets, whether or not sending failed
                 pass
-            raise WeightUpdateFailed(f"the weights were not delivered: {error}") from error
+            kind = TrainerOutOfMemory if isinstance(error, torch.OutOfMemoryError) else WeightUpdateFailed
+            raise kind(f"the weights were not delivered: {error}") from error
 
     @torch.no_grad()
     def share(self, bucket: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from asyncrl.engines.megatron import TrainerSettings
-from asyncrl.engines.megatron.setup.less_memory import less_memory
+from asyncrl.engines.megatron.setup import less_memory
 from asyncrl.errors import TrainerOutOfMemory
 from asyncrl.types import TrainReport
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
@@ -90,10 +90,12 @@ def test_memory_that_runs_out_twice_ends_the_step(checkpoint: Path) -> None:
         steps(settings(checkpoint), place="forward", first=0, times=2)
 
 
-def test_settings_for_less_memory_give_the_same_weights(checkpoint: Path) -> None:
-    found = less_memory(settings(checkpoint, max_tokens_per_gpu=2048))
+def test_settings_for_less_memory_give_the_same_weights(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(less_memory, "FEWEST_TOKENS", 20)
+    found = less_memory.less_memory(settings(checkpoint))
     assert found is not None
-    usual, expected, _ = steps(settings(checkpoint, max_tokens_per_gpu=2048))
+    assert found[1] == "recompute-granularity full, max-tokens-per-gpu 20"
+    usual, expected, _ = steps(settings(checkpoint))
     reports, weights_then, _ = steps(found[0])
     assert reports[1].loss == pytest.approx(usual[1].loss, rel=1e-5)
     for name, weight in expected.items():

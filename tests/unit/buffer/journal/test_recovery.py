@@ -153,6 +153,17 @@ def test_a_snapshot_of_another_checkpoint_of_the_step_is_no_beginning(tmp_path: 
     assert found.counts.wasted == 5
 
 
+def test_a_segment_may_be_missing_before_a_run_that_was_resumed_from_an_earlier_step(tmp_path: Path) -> None:
+    """The run that was resumed has deleted it, because no recovery from its own checkpoint needs it."""
+    first: list[Record] = [snapshot(3), admitted(1), finished(1), snapshot(5, 1), admitted(7), finished(7)]
+    write(tmp_path, [*first, snapshot(7, 1, 7), Wasted(num_tokens=1)], run_epoch=1)
+    write(tmp_path, [snapshot(3, 1, 7), Wasted(num_tokens=2)], run_epoch=2)
+    segment_of(tmp_path, 3).path.unlink()
+    found = recovered(tmp_path, 5)
+    assert bits(found.buffered) == bits((finished(1), finished(7)))
+    assert found.counts.wasted == 0
+
+
 def test_a_stale_prompt_that_started_again_is_not_returned(tmp_path: Path) -> None:
     left = [Left(group_id=GroupId(each), outcome="stale", num_tokens=5, returns_prompt=True) for each in (0, 1)]
     again = replace(admitted(2), place=place(0))

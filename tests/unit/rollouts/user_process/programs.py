@@ -49,6 +49,11 @@ async def raising(ep: Episode) -> None:
     raise KeyError("no such tool")
 
 
+async def keyless(ep: Episode) -> None:
+    await ep.generate()
+    ep.reward = {"right": 1.0}
+
+
 async def leaving(ep: Episode) -> None:
     raise SystemExit(3)
 
@@ -136,6 +141,7 @@ FUNCTIONS: dict[str, Callable[[Episode], Awaitable[Any]]] = {
         two_turns,
         without_end,
         raising,
+        keyless,
         leaving,
         dying,
         dying_with_a_daemon,

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart
-from asyncrl.errors import EpisodeFailed, PluginError, SampleFailed, UserProcessFailed
+from asyncrl.errors import EpisodeFailed, PluginError, RewardKeyMissing, SampleFailed, UserProcessFailed
 from asyncrl.rollouts.user_process import supervised
 from asyncrl.rollouts.user_process.episodes import UserEpisodes
 from asyncrl.rollouts.user_process.host import UserProcesses
@@ -81,6 +81,8 @@ def test_a_function_that_fails_costs_its_own_episode(marks: Path, caplog: pytest
             other = group.create_task(run(start("slow", 0), turns(gate=asyncio.Event())))
             lines = [await error_of(run, start(name, 1)) for name in ("raising", "raising", "leaving")]
             lines.append(await error_of(run, start("two_turns", 1), refusing))
+            with pytest.raises(RewardKeyMissing, match=r"^g0\.1: a dict reward with right: name one of them with"):
+                await run(start("keyless", 1), turns())
             assert gateway.open_keys == {"g0.0"}
             other.cancel()
         return lines

@@ -31,16 +31,20 @@ def settings(parallel: dict[str, Any], **train: Any) -> TrainerSettings:
     ("parallel", "train", "flags"),
     [
         ({}, {"max_tokens_per_gpu": 8192}, "recompute-granularity full, max-tokens-per-gpu 4096"),
-        ({"recompute_activations": True}, {"max_tokens_per_gpu": 1024}, "recompute-granularity full"),
+        (
+            {"recompute_activations": True},
+            {"max_tokens_per_gpu": 1024},
+            "recompute-granularity full (without recompute-activations)",
+        ),
         (
             {"recompute_granularity": "selective", "recompute_modules": ("moe", "layernorm")},
             {"micro_batch_size": 3},
-            "recompute-granularity full, micro-batch-size 1",
+            "recompute-granularity full (without recompute-modules), micro-batch-size 1",
         ),
         (
             {**FULL, "recompute_method": "block", "recompute_num_layers": 4},
             {"use_dynamic_batch_size": False},
-            "recompute-granularity full",
+            "recompute-granularity full (without recompute-method and recompute-num-layers)",
         ),
         ({**FULL, "recompute_num_layers": 2}, {"max_tokens_per_gpu": 3000}, "max-tokens-per-gpu 1500"),
     ],
@@ -54,6 +58,7 @@ def test_layers_are_recomputed_and_microbatches_are_halved(
     assert said == flags
     assert less.parallel.recomputes == "full"
     assert less.parallel.recompute_method in (None, "uniform")
+    assert (less.model.transformer_impl == "local") is ("layernorm" in str(parallel))
     again = less_memory(less)
     assert again is None or "recompute" not in again[1]
 
