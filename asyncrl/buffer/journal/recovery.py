@@ -1,6 +1,6 @@
 """The state of a run as its journal has it, from a checkpoint on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from asyncrl.buffer.journal.frames import SEGMENT_BYTES, Frame, Kind
@@ -60,9 +60,12 @@ def replayed(found: Sequence[OpenSegment], base: int, until: int | None = None) 
     snapshot = found[base].snapshot()
     assert snapshot is not None, "the segment begins with a snapshot"
     replay = Replay(snapshot, _contents_before(found[:base], snapshot), _growth_before(found[:base], snapshot))
+    marks = set[object]()
     for before, segment in zip([None, *found[base:-1]], found[base:], strict=True):
-        if (begins := segment.snapshot()) is not None and begins.step < snapshot.step:
-            return replay  # a segment may be missing before it: nothing of that history is needed any more
+        if marks and _is_of_another(segment, snapshot.step, marks):
+            return replay  # a segment may be missing before it: nothing of this history was needed any more
+        if (begins := segment.snapshot()) is not None:
+            marks.add(begins.state.get("mark"))
         _check_follows(before, segment)
         stop = SEGMENT_BYTES
         for frame in segment.frames():
@@ -72,6 +75,18 @@ def replayed(found: Sequence[OpenSegment], base: int, until: int | None = None) 
             stop = frame.stop
         replay.num_torn_bytes += len(segment.data) - stop
     return replay
+
+
+def _is_of_another(segment: OpenSegment, step: int, marks: Set[object]) -> bool:
+    """Return whether a segment begins a history other than that of the checkpoints with ``marks``, from ``step`` on.
+
+    Its run was resumed from an earlier step, or from a checkpoint at which the journal was off.
+    """
+    begins = segment.snapshot()
+    if begins is None:
+        return False
+    is_first = segment.header.size_before is not None
+    return begins.step < step or (is_first and begins.state.get("mark") not in marks)
 
 
 def _is_over(replay: Replay, segment: OpenSegment, frame: Frame, until: int | None) -> bool:

@@ -164,6 +164,17 @@ def test_a_segment_may_be_missing_before_a_run_that_was_resumed_from_an_earlier_
     assert found.counts.wasted == 0
 
 
+def test_a_run_that_was_resumed_from_a_checkpoint_without_a_journal_ends_the_history(tmp_path: Path) -> None:
+    old, later = (Snapshot(step=step, state={"mark": mark}, held=()) for step, mark in ((5, "old"), (7, "later")))
+    write(tmp_path, [old, admitted(1), finished(1), taken(5, 1), Trained(step=5, is_skipped=False)], run_epoch=1)
+    write(tmp_path, [old, admitted(2), finished(2), taken(6, 2)], run_epoch=2)
+    write(tmp_path, [later, admitted(3), finished(3), taken(7, 3)], run_epoch=4)
+    found = recover(tmp_path, 5, "old")
+    assert found is not None
+    assert [batch.step for batch in found.batches] == [6]
+    assert [batch.step for batch in recovered(tmp_path, 7).batches] == [7]
+
+
 def test_a_stale_prompt_that_started_again_is_not_returned(tmp_path: Path) -> None:
     left = [Left(group_id=GroupId(each), outcome="stale", num_tokens=5, returns_prompt=True) for each in (0, 1)]
     again = replace(admitted(2), place=place(0))
