@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
-from asyncrl.buffer.journal.frames import SEGMENT_BYTES, Frame, Kind
+from asyncrl.buffer.journal.frames import SEGMENT_BYTES, Kind
 from asyncrl.buffer.journal.groups import group_id_of
 from asyncrl.buffer.journal.reader import OpenSegment, opened
 from asyncrl.buffer.journal.records import Snapshot
@@ -69,7 +69,7 @@ def replayed(found: Sequence[OpenSegment], base: int, until: int | None = None) 
         _check_follows(before, segment)
         stop = SEGMENT_BYTES
         for frame in segment.frames():
-            if _is_over(replay, segment, frame, until):
+            if until is not None and replay.steps_done >= until:
                 return replay
             replay.apply(segment, frame)
             stop = frame.stop
@@ -87,16 +87,6 @@ def _is_of_another(segment: OpenSegment, step: int, marks: Set[object]) -> bool:
         return False
     is_first = segment.header.size_before is not None
     return begins.step < step or (is_first and begins.state.get("mark") not in marks)
-
-
-def _is_over(replay: Replay, segment: OpenSegment, frame: Frame, until: int | None) -> bool:
-    """Return whether the history that began with the snapshot ends before ``frame``."""
-    if until is not None and (replay.steps_done >= until):
-        return True
-    if frame.kind is not Kind.SNAPSHOT:
-        return False
-    snapshot = segment.record(frame)
-    return isinstance(snapshot, Snapshot) and snapshot.step < replay.snapshot.step
 
 
 def _check_follows(before: OpenSegment | None, segment: OpenSegment) -> None:
