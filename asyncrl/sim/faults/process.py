@@ -134,7 +134,9 @@ class Process:
             interrupt_timeout_s=10.0,
         )
         self.trainer = MortalTrainer(
-            lambda step: SimTrainer(self.setting, self.weather, self.collectives, self.witness, step), first.step
+            lambda step: SimTrainer(self.setting, self.weather, self.collectives, self.witness, step),
+            first.step,
+            self.weather,
         )
         controls = [EngineControl(http, url, timeout_s=CONTROL_S) for url in urls]
         membership = EngineMembership(controls)

@@ -35,7 +35,7 @@ FOUND_BY = {
     "version taken at completion": 5,
     "slot kept after an abort": 14,
     "prompt lost at a resume": 0,
-    "wasted tokens forgotten": 535,
+    "wasted tokens forgotten": 549,
     "synced after a failed update": 265,
     "checkpoint named too early": 14,
     "trained before it is durable": 0,

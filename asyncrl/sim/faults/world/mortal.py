@@ -5,22 +5,26 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
-from asyncrl.errors import TrainerFailed, plainly
+from asyncrl.errors import TrainerFailed, TrainerOutOfMemory, plainly
 from asyncrl.protocols import WeightUpdater
+from asyncrl.sim.faults.world.plan import SHORTAGE, Weather
 from asyncrl.sim.faults.world.trainer import SimTrainer
 from asyncrl.task_groups import TaskGroup
 
 START_S = 3.0
 """Seconds until new ranks have loaded a checkpoint."""
 WHY = "trainer rank 0: simulated death"
+HUNGRY = ("train", "snapshot", "send")
+"""Calls that may run out of memory."""
 
 
 class MortalTrainer:
     """Passes each call to the present ranks.  Calls in flight fail when the ranks die."""
 
-    def __init__(self, make: Callable[[int], SimTrainer], first_step: int) -> None:
+    def __init__(self, make: Callable[[int], SimTrainer], first_step: int, weather: Weather) -> None:
         """``make`` returns ranks with the weights after so many steps."""
         self._make = make
+        self._weather = weather
         self.ranks = make(first_step)
         self.died = asyncio.Event()
 
@@ -41,6 +45,8 @@ class MortalTrainer:
 
     def __getattr__(self, name: str) -> Any:
         async def ask(*args: Any, **kwargs: Any) -> Any:
+            if name in HUNGRY and not self.died.is_set() and self._weather.take(SHORTAGE):
+                raise TrainerOutOfMemory(f"trainer rank 0, {name}: simulated shortage")
             return await self._while_alive(lambda: getattr(self.ranks, name)(*args, **kwargs))
 
         return ask
@@ -73,6 +79,7 @@ class SimTrainerProcesses:
         self._updater = updater
         self._checkpointer = checkpointer
         self._first_step = first_step
+        self._savings = ["max-tokens-per-gpu 4096", "recompute-granularity full"]
 
     async def wait_until_lost(self) -> str:
         """See ``TrainerProcesses.wait_until_lost``."""
@@ -97,4 +104,4 @@ class SimTrainerProcesses:
 
     def save_memory(self) -> str | None:
         """See ``TrainerProcesses.save_memory``."""
-        return None
+        return self._savings.pop() if self._savings else None

@@ -28,7 +28,7 @@ USER_PERIODS = ("reward_outage",)
 TRAINER_MOMENTS = ("step_fails", "step_not_finite", "disk_full", "torn_file", "checkpoint_fails")
 JOURNAL_MOMENTS = ("journal_full", "journal_fails", "journal_stalls")
 PROCESS = ("kill", "kill_on_disk", "sigterm", "clock_jump", "blocked_loop")
-DEATH_OF_TRAINER = "trainer_dies"
+DEATH_OF_TRAINER, SHORTAGE = "trainer_dies", "memory_runs_out"
 _ANYWHERE = (
     *PATH_MOMENTS,
     *PATH_PERIODS,
@@ -42,7 +42,7 @@ _ANYWHERE = (
     *PROCESS,
 )
 """Kinds that happen with and without a journal."""
-KINDS = (*_ANYWHERE, DEATH_OF_TRAINER, *JOURNAL_MOMENTS)
+KINDS = (*_ANYWHERE, DEATH_OF_TRAINER, SHORTAGE, *JOURNAL_MOMENTS)
 PERIODS = frozenset((*PATH_PERIODS, *ENGINE_PERIODS, *USER_PERIODS))
 _OFTEN = ("kill", "kill", "die", "die", "cut", "reset_command")
 """Kinds that are drawn more often, because they lead to the most code."""
@@ -130,7 +130,7 @@ def drawn(seed: int) -> tuple[Setting, tuple[Fault, ...]]:
     if setting.has_journal:
         faults = (*faults, *_faults_of_journal(of_journal, len(faults)))
     faults = (*faults, *_deaths_of_trainer(random.Random(f"trainer of {seed}"), len(faults)))
-    return setting, faults
+    return setting, (*faults, *_shortages(random.Random(f"memory of {seed}"), len(faults)))
 
 
 def _setting(rng: random.Random, of_journal: random.Random) -> Setting:
@@ -219,6 +219,15 @@ def _deaths_of_trainer(rng: random.Random, first: int) -> tuple[Fault, ...]:
     return tuple(
         Fault(number=number, kind=DEATH_OF_TRAINER, at=round(rng.random() * window, 3), where=0, amount=0.0)
         for number in range(first, first + rng.choice((0, 0, 0, 0, 1, 2)))
+    )
+
+
+def _shortages(rng: random.Random, first: int) -> tuple[Fault, ...]:
+    """Draw shortages of the trainer's memory for every fifth life."""
+    window = rng.choice((1.0, 4.0, 10.0))
+    return tuple(
+        Fault(number=number, kind=SHORTAGE, at=round(rng.random() * window, 3), where=0, amount=0.0)
+        for number in range(first, first + rng.choice((0, 0, 0, 0, 0, 0, 0, 0, 1, 3)))
     )
 
 
