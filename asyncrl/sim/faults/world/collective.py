@@ -58,12 +58,17 @@ class Collectives:
         group.sending, group.on_sent = (step, num_buckets), on_sent
         self._pass(group)
 
+    def has(self, name: str, member: int) -> bool:
+        """Return whether a member may receive in a group: it is formed, and was not abandoned."""
+        group = self._groups.get(name)
+        return group is not None and not group.is_abandoned and member in group.members
+
     def receive(self, name: str, member: int, num_buckets: int, received: Received) -> None:
         """Receive the next buckets of a group's broadcast."""
-        group = self._groups.get(name)
-        if group is None or group.is_abandoned or member not in group.members:
+        if not self.has(name, member):
             received(None, f"no group {name}")
             return
+        group = self._groups[name]
         group.receiving[member] = (num_buckets, received)
         self._pass(group)
 

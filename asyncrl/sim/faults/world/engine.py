@@ -199,7 +199,10 @@ class SimEngine:
     def _do_update_weights_from_distributed(self, body: dict[str, Any], reply: Reply) -> None:
         label = body.get("weight_version")
         self._num_buckets = len(body["names"]) if body["load_format"] != "flattened_bucket" else 1
-        self._begin_to_load()
+        if self._collectives.has(
+            body["group_name"], self.number
+        ):  # a late command for an abandoned group loads nothing
+            self._begin_to_load()
 
         def received(step: int | None, error: str | None) -> None:
             if error is not None or step is None:
