@@ -45,6 +45,8 @@ from asyncrl.plain_text import one_line
 
 GB = 1e9
 """Bytes of a gigabyte, as data sheets count."""
+SMALL = 100e6
+"""Parameters of a model below which a run without GPUs makes sense."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +243,7 @@ def _add_run(table: Table, run: RunConfig, found: Estimate, files: Checked | Non
     )
     engines = f"{cluster.num_rollout_gpus} rollout ({cluster.num_engines} x {cluster.rollout_num_gpus_per_engine})"
     shared = f"{trainer}, time-shared" if cluster.colocate else f"{trainer + cluster.num_rollout_gpus}"
-    where = "; without GPUs, as many processes" if cluster.device == "auto" else ""
+    where = "; without GPUs, as many processes" if cluster.device == "auto" and count < SMALL else ""
     table.add_row("processes" if cluster.device == "cpu" else "GPUs", "", f"{shared}: {split}, {engines}{where}")
     samples = f"{rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} samples"
     table.add_row("a step", "", f"{samples}, answers of up to {rollout.rollout_max_response_len:,} tokens")
