@@ -38,9 +38,9 @@ FIRST = (
 """Beginnings of the paths of the tests that start first: the server tests, and the longest of the others."""
 LAST = (
     "tests/integration/test_guides.py",
-    "tests/integration/test_episode_clients.py",
-    "tests/integration/test_notebook.py",
     "tests/integration/test_trainer_restarts.py",
+    "tests/integration/test_notebook.py",
+    "tests/integration/test_episode_clients.py",
     "tests/integration/test_evaluations.py",
     "tests/integration/test_episodes.py",
     "tests/integration/test_slime_generate.py",
