@@ -92,7 +92,7 @@ def by_function(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     told = orjson.loads((folder / "told.json").read_bytes())
     token, processes = (Path.home() / ".ray" / "auth_token").read_text(), launched.processes()
     tellers = [each for secret in (told["key"], token) for each in showing(secret, [], processes)]
-    (ray_logs,) = session_folder().glob(f"session_*_{launched.pid}/logs")
+    ray_logs = max(session_folder().glob(f"session_*_{launched.pid}/logs"))  # an earlier process may have had the id
     outcome = launched.finish(RUN_S)
     assert outcome.code == 0, outcome.output
     return Asked(
