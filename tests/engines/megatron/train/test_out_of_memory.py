@@ -49,11 +49,21 @@ def steps(settings: TrainerSettings, **shortage: Any) -> tuple[list[TrainReport]
         return reports, weights(rank), short
 
 
+type Trained = tuple[list[TrainReport], dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def with_room(checkpoint: Path) -> Trained:
+    """The reports and weights of two steps that do not run out of memory."""
+    reports, found, _ = steps(settings(checkpoint))
+    return reports, found
+
+
 @pytest.mark.parametrize("place", ["forward", "backward"])
 @pytest.mark.parametrize("first", [0, 1, 3, 5, 8])
-def test_a_repeated_pass_gives_the_same_weights(checkpoint: Path, place: str, first: int) -> None:
+def test_a_repeated_pass_gives_the_same_weights(checkpoint: Path, with_room: Trained, place: str, first: int) -> None:
     """Microbatch ``first`` of the step fails: of the log-probs, of the reference model, or of an update."""
-    usual, expected, _ = steps(settings(checkpoint))
+    usual, expected = with_room
     reports, found, short = steps(settings(checkpoint), place=place, first=first)
     if not short.was_met:
         assert place == "backward", "passes without gradients have no backward pass"
@@ -90,12 +100,14 @@ def test_memory_that_runs_out_twice_ends_the_step(checkpoint: Path) -> None:
         steps(settings(checkpoint), place="forward", first=0, times=2)
 
 
-def test_settings_for_less_memory_give_the_same_weights(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_for_less_memory_give_the_same_weights(
+    checkpoint: Path, with_room: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(less_memory, "FEWEST_TOKENS", 20)
     found = less_memory.less_memory(settings(checkpoint))
     assert found is not None
     assert found[1] == "recompute-granularity full, max-tokens-per-gpu 20"
-    usual, expected, _ = steps(settings(checkpoint))
+    usual, expected = with_room
     reports, weights_then, _ = steps(found[0])
     assert reports[1].loss == pytest.approx(usual[1].loss, rel=1e-5)
     for name, weight in expected.items():
