@@ -2,7 +2,7 @@
 
 lost ──▶ new ranks, with the newest complete checkpoint ──▶ the batches since then, again ──▶ the call is repeated
 
-consumes      failed calls of the trainer; the end of an idle rank
+consumes      failed calls of the trainer; the end of an idle rank; a shortage of memory that living ranks report
 produces      a trainer after as many steps as before
 waits for     the start of the ranks, the journal, and a training step per batch, each within its deadline
 unblocked by  the ranks
@@ -113,10 +113,10 @@ class TrainerRestarts:
         except UpdateInterrupted:  # an engine was lost; the next call finds out about the trainer
             raise
         except (TrainerFailed, WeightUpdateFailed, CheckpointFailed) as error:
-            why = await self._why_lost(num_restarts, error) or self._why_other(error)
-            if why is None:
+            why = await self._why_lost(num_restarts, error)
+            if why is None and not self._saves_memory(error):
                 raise
-            await self._restart(num_restarts, why)
+            await self._restart(num_restarts, why or str(error))
             raise TrainerRestarted from error
 
     async def _why_lost(self, num_restarts: int, error: AsyncRLError) -> str | None:
@@ -126,15 +126,14 @@ class TrainerRestarts:
         why = await self._processes.find_lost()
         return why if self._is_as_at(num_restarts) else str(error)
 
-    def _why_other(self, error: AsyncRLError) -> str | None:
-        """Return why living ranks must start again: they had too little memory, and can use less; else None."""
+    def _saves_memory(self, error: AsyncRLError) -> bool:
+        """Have the next ranks need less memory if ``error`` is a shortage; return whether they will."""
         if not isinstance(error, TrainerOutOfMemory) or self._attempts >= self._most:
-            return None
+            return False
         flags = self._processes.save_memory()
-        if flags is None:
-            return None
-        logger.warning("the trainer ran out of memory and starts again with %s; give later runs these flags", flags)
-        return str(error)
+        if flags is not None:
+            logger.warning("the trainer ran out of memory and starts again with %s; give later runs these flags", flags)
+        return flags is not None
 
     def _is_as_at(self, num_restarts: int) -> bool:
         return self._present.is_set() and self.num_restarts == num_restarts
@@ -173,7 +172,7 @@ class TrainerRestarts:
                 raise
             except AsyncRLError as error:
                 is_alive = self._has_ranks and await self._processes.find_lost() is None
-                if is_alive and self._why_other(error) is None:
+                if is_alive and not self._saves_memory(error):
                     raise  # living ranks reported it, so another attempt would fail as well
                 why = str(error)
 

@@ -116,7 +116,7 @@ def hunt_together(
 ) -> Findings:
     """Live in ``num_workers`` processes.  ``report`` gets all findings so far and the seconds that have passed.
 
-    Starts no life ``limit_s`` seconds after the start, or later.
+    Ends with the first ``MOST_AT_ONCE`` lives that are over ``limit_s`` seconds after the start, or later.
     """
     found, start = Findings(), time.perf_counter()
     batches = batched(seeds, MOST_AT_ONCE)
