@@ -30,7 +30,7 @@ class CheckedTis:
         self.failure = failure or FirstFailure()
         try:
             self._names = frozenset(self._tried())
-        except (TrainerFailed, NonFiniteLoss) as error:
+        except (TrainerFailed, NonFiniteLoss, torch.OutOfMemoryError) as error:
             raise PluginError(f"--custom-tis-function-path: tried on made-up numbers: {error}") from error
 
     def __call__(

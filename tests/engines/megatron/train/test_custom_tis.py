@@ -16,6 +16,7 @@ from asyncrl.app.checks import check
 from asyncrl.compat import SlimeArgs, provide_slime
 from asyncrl.compat.slime_path import SHIM
 from asyncrl.config import load_run
+from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.train.custom_tis import CheckedTis
 from asyncrl.errors import ConfigError, NonFiniteLoss, PluginError
 from asyncrl.plugins import load_custom
@@ -187,6 +188,25 @@ def test_a_correction_is_tried_before_a_model_is_loaded(function: Callable[..., 
         PluginError, match=f"^--custom-tis-function-path: tried on made-up .*correction <lambda>: {words}"
     ):
         CheckedTis(function)
+
+
+@pytest.mark.parametrize("checked", [CheckedTis, CheckedLoss])
+def test_a_shortage_of_memory_ends_the_trial_and_leaves_a_pass(checked: Callable[..., Any]) -> None:
+    is_trial = True
+
+    def hungry(first: torch.Tensor, *given: Any) -> Any:
+        if is_trial is (first.shape[0] == 5):
+            raise torch.OutOfMemoryError("20 GiB")
+        return (first, None, {}) if checked is CheckedTis else (first, {})
+
+    with pytest.raises(PluginError, match="tried on made-up numbers: 20 GiB"):
+        checked(hungry)
+    is_trial = False
+    function, row = checked(hungry), torch.zeros(2)
+    mask, totals = torch.tensor([True, True]), (2,)
+    given = (row, row, row, mask, (2,), totals) if checked is CheckedTis else (row, row, row, mask, (2,))
+    with pytest.raises(torch.OutOfMemoryError):
+        function(*given)
 
 
 def test_an_error_within_a_pass_is_kept_until_it_ends() -> None:

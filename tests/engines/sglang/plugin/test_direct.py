@@ -26,7 +26,7 @@ from asyncrl.engines.sglang.plugin.arrival import Channel
 from asyncrl.engines.sglang.plugin.copies import RecordedBucket
 from asyncrl.engines.weight_sync.flat import checksum, views
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
-from asyncrl.errors import WeightUpdateFailed
+from asyncrl.errors import TrainerOutOfMemory, WeightUpdateFailed
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.engines.megatron.weights.fp8_checkpoints import in_fp8
 from tests.engines.sglang.plugin import direct_process
@@ -178,7 +178,16 @@ def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_
         assert same(tmp_path / "sent", tmp_path / "received")
 
 
-def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("an engine died"), WeightUpdateFailed),
+        (torch.OutOfMemoryError("an engine died"), TrainerOutOfMemory),
+    ],
+)
+def test_a_failed_update_still_gathers_every_bucket(
+    both: Both, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
+) -> None:
     """Other ranks send their parts of all buckets; parts that rank 0 did not gather would reach the next update."""
     rank, _, names = both
     gathered, each = [], weight_sender._Copies.snapshot  # noqa: SLF001
@@ -190,13 +199,13 @@ def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pyt
 
     def fails(flats: Iterator[torch.Tensor], group: object, **_: object) -> None:
         next(flats)
-        raise RuntimeError("an engine died")
+        raise error
 
     monkeypatch.setattr(weight_sender._Copies, "snapshot", counted)  # noqa: SLF001
     monkeypatch.setattr(weight_sender, "_broadcast", fails)
     rank._weight_sender._is_copied = False  # noqa: SLF001
     assert not rank.snapshot(is_checked=False)
-    with pytest.raises(WeightUpdateFailed, match="an engine died"):
+    with pytest.raises(kind, match="an engine died"):
         rank.send(is_checked=False)
     assert len(gathered) == len(names)
 
