@@ -1,4 +1,4 @@
-"""A TaskGroup for loops that catch its errors and repeat: it loses no cancellation."""
+"""The TaskGroup of this package, which loses no cancellation."""
 
 import asyncio
 from types import TracebackType
@@ -19,8 +19,9 @@ INTERNALS = (
 class TaskGroup(asyncio.TaskGroup):
     """A TaskGroup that raises CancelledError if its task was cancelled while a member failed with a named error.
 
-    Python 3.12 drops that cancellation, and raises the error alone.  A supervisor that restarts what failed would then
-    never end, and the run would wait for it.  A bug is raised all the same.
+    Python 3.12 drops that cancellation, and raises the error alone.  A loop that catches the error and repeats would
+    then never end, and the run would wait for it.  Named errors are asyncrl's, and OSError, of which ConnectionError
+    and TimeoutError are kinds.  Another error is a bug, and is raised all the same.
     """
 
     async def __aenter__(self) -> "TaskGroup":
@@ -42,7 +43,7 @@ class TaskGroup(asyncio.TaskGroup):
         except BaseExceptionGroup as errors:
             if self._owner is not None and self._is_requested and not was_requested:
                 self._owner.uncancel()
-            _, bugs = errors.split(AsyncRLError)
+            _, bugs = errors.split((AsyncRLError, OSError))
             if bugs is None and self._count() > self._cancellations:
                 raise asyncio.CancelledError from errors
             raise

@@ -76,6 +76,7 @@ from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import GroupObserver, RewardFn
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.rollout_log.saved_batches import SavedBatches
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import SamplingParams
 
 Device = Literal["cpu", "cuda"]
@@ -136,7 +137,7 @@ async def run_training(
         parts = _parts(checked, running, rewards, timeline, serving, episodes, lease, quarantine, early_end)
         async with _failing_well(running, health), _journal(checked, lease, parts.scheduler):
             with ending, plainly(), blocked_time(parts.loop_lag.blocked_s):
-                async with asyncio.TaskGroup() as watchers:
+                async with TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts, health)
                     holding = [] if lease is None else [watchers.create_task(lease.watch(), name="save-lease")]
                     watching.append(watchers.create_task(failed_rows.run(), name="failed-rows"))
@@ -171,7 +172,7 @@ def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 async def _begin(
-    watchers: asyncio.TaskGroup,
+    watchers: TaskGroup,
     running: Running,
     parts: Parts,
     phase: Callable[[str], None],
@@ -191,7 +192,7 @@ async def _begin(
 
 
 def _watching(
-    watchers: asyncio.TaskGroup,
+    watchers: TaskGroup,
     checked: Checked,
     running: Running,
     rewards: RewardResources,

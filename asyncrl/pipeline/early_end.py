@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from asyncrl.errors import plainly
+from asyncrl.task_groups import TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class EarlyEnd:
             work.close()
             return None
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 working = tasks.create_task(work)
                 asking = tasks.create_task(self._asked.wait())
                 await asyncio.wait((working, asking), return_when=asyncio.FIRST_COMPLETED)

@@ -23,6 +23,7 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.sampling.episodes import Episodes
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import EvalAnswers, EvalReport, EvalSetReport, Prompt, Sample, ScoredSample, Weights
 
 logger = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class Evaluator:
         start, this = loop_time(), AnswerPass(self._slots, self._serving.now, self._timeline)
         tasks: dict[str, list[list[asyncio.Task[_Scored | None]]]] = {}
         with plainly():
-            async with this.running(), asyncio.TaskGroup() as answers:
+            async with this.running(), TaskGroup() as answers:
                 for each in self._sets:
                     rows = tasks[each.name] = [[] for _ in each.prompts]
                     for row, prompt in zip(rows, each.prompts, strict=True):

@@ -6,7 +6,6 @@ those.  Each of several engines then scores the same answers, too, so that one e
 number.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from operator import sub
 
 from asyncrl.errors import EngineError, plainly
 from asyncrl.protocols import RolloutEngine, Score
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Batch, Sample, ScoredSample, Weights
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ async def engine_logprobs(batch: Batch, served: Weights, engine: RolloutEngine |
         return fresh
     try:
         with plainly():
-            async with asyncio.TaskGroup() as scoring:
+            async with TaskGroup() as scoring:
                 tasks = {
                     place: scoring.create_task(engine.score((*prompt, *sample.token_ids), len(prompt)))
                     for place, prompt, sample in _first_of_each_group(batch)
@@ -100,7 +100,7 @@ class EngineProbes:
             return Probed()
         answers = _answers(batch) if len(scorers) > 1 else {}
         with plainly():
-            async with asyncio.TaskGroup() as scoring:
+            async with TaskGroup() as scoring:
                 of_prompts = scoring.create_task(self._surprise_ratio(batch, min(scorers), scorers[min(scorers)]))
                 of_answers = {
                     number: scoring.create_task(_scored(batch.step, number, score, answers))
@@ -116,7 +116,7 @@ class EngineProbes:
             return None
         prompts = {place: prompt[:PROBED_TOKENS] for place, prompt in _prompts(batch) if len(prompt) > 1}
         with plainly():
-            async with asyncio.TaskGroup() as scoring:
+            async with TaskGroup() as scoring:
                 tasks = [
                     scoring.create_task(_scored(batch.step, number, score, _shifted(prompts, by, vocab_size)))
                     for by in (0, 1, -1)
@@ -151,7 +151,7 @@ async def _scored(step: int, number: int, score: Score, probes: _Probes) -> Logp
     """Return one engine's log-probs; empty if it fails.  Requests are sent at once, so that it can batch them."""
     try:
         with plainly():
-            async with asyncio.TaskGroup() as scoring:
+            async with TaskGroup() as scoring:
                 tasks = {
                     place: scoring.create_task(score(token_ids, start)) for place, (token_ids, start) in probes.items()
                 }

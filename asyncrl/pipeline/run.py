@@ -54,6 +54,7 @@ from asyncrl.pipeline.parts import Parts, RunPlan
 from asyncrl.pipeline.restartable import restartable
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.weight_updates import WeightUpdates
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Batch, EvalReport, TrainReport
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ async def train(
     named error that ended the run.
     """
     with plainly():
-        async with asyncio.TaskGroup() as stages:
+        async with TaskGroup() as stages:
             run = _Run(parts, plan, stages, report)
             scheduling = stages.create_task(parts.scheduler.run(), name="scheduler")
             welcoming = stages.create_task(run.welcome_rejoined(), name="rejoined")
@@ -128,9 +129,7 @@ def skipped(seconds: float) -> TrainReport:
 class _Run:
     """The steps of one run.  Lives as long as its task group."""
 
-    def __init__(
-        self, parts: Parts, plan: RunPlan, stages: asyncio.TaskGroup, report: Callable[[StepFacts], None]
-    ) -> None:
+    def __init__(self, parts: Parts, plan: RunPlan, stages: TaskGroup, report: Callable[[StepFacts], None]) -> None:
         self._restarts, parts = restartable(parts, plan)
         self._parts = parts
         self._plan = plan

@@ -20,6 +20,7 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import ServingWeights
 from asyncrl.protocols import GpuSharing, WeightUpdater
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import UpdateReport, Weights
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class WeightUpdates:
         self._one_at_a_time = asyncio.Lock()
         self._publishing: asyncio.Task[UpdateReport] | None = None
 
-    async def begin_to_publish(self, stages: asyncio.TaskGroup, step: int) -> float:
+    async def begin_to_publish(self, stages: TaskGroup, step: int) -> float:
         """Start a task in ``stages`` that publishes the weights; return the seconds that the trainer waited."""
         start, is_free = loop_time(), asyncio.Event()
         self._publishing = stages.create_task(self._snapshot_and_publish(is_free), name=f"publish-{step}")

@@ -25,6 +25,7 @@ from asyncrl.errors import EpisodeFailed, plainly
 from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.interfaces import EpisodeAddress, Gateway
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession, Verdict
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Reward
 
 logger = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ class _Agent:
         with plainly(), contextlib.ExitStack() as pipes:
             output, output_end = await _pipe(pipes)
             errors, errors_end = await _pipe(pipes)
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 readers = [
                     tasks.create_task(_keep_tail(output, self.output)),
                     tasks.create_task(_keep_tail(errors, self.errors)),

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +52,7 @@ async def cancelled_while_it_fails(work: object, error: Exception) -> asyncio.Ta
 
     async def repeats() -> None:
         while True:
-            with suppress(EngineError, WeightUpdateFailed):
+            with suppress(EngineError, WeightUpdateFailed, ConnectionError):
                 await work(error)
 
     task = asyncio.get_running_loop().create_task(repeats())
@@ -66,8 +67,9 @@ async def cancelled_while_it_fails(work: object, error: Exception) -> asyncio.Ta
 
 
 @WORK
-def test_a_cancellation_is_not_lost_to_a_named_error(work: object) -> None:
-    task, _ = run_virtually(cancelled_while_it_fails(work, EngineLost("gone")))
+@pytest.mark.parametrize("error", [EngineLost("gone"), ConnectionResetError("gone")], ids=["asyncrl", "os"])
+def test_a_cancellation_is_not_lost_to_a_named_error(work: object, error: Exception) -> None:
+    task, _ = run_virtually(cancelled_while_it_fails(work, error))
     assert task.cancelled()
 
 
@@ -100,3 +102,13 @@ def test_a_deadline_that_ends_meanwhile_is_a_timeout() -> None:
         await asyncio.sleep(1.0)
 
     assert run_virtually(main())[1] == 3.0
+
+
+OTHERS = {"task_groups.py": "the base class", "verifiers_worker.py": "an interpreter without asyncrl"}
+"""Modules that use asyncio's, besides slime's shim: what a user's slime code sees is asyncio's."""
+
+
+def test_every_group_of_the_package_is_this_one() -> None:
+    package = Path(__file__).parents[2] / "asyncrl"
+    using = (path for path in package.rglob("*.py") if "asyncio.TaskGroup" in path.read_text())
+    assert {path.name for path in using if "slime_shim" not in path.parts} == set(OTHERS)

@@ -22,6 +22,7 @@ from asyncrl.data.streaming.table import BlockTable
 from asyncrl.data.streaming.wire import BlockPrompts, WorkerSettings, unpack
 from asyncrl.data.streaming.workers import DataWorkers
 from asyncrl.errors import DataError, plainly
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class PromptStream:
         workers = self._workers
         try:
             with plainly():
-                async with asyncio.TaskGroup() as tasks:
+                async with TaskGroup() as tasks:
                     for number in range(self._settings.data.num_workers):
                         tasks.create_task(workers.serve(f"data worker {number}"), name=f"data-worker-{number}")
                     await self._feed(workers)

@@ -17,6 +17,7 @@ import psutil
 
 from asyncrl.errors import plainly
 from asyncrl.event_loop import Deadline, loop_time
+from asyncrl.task_groups import TaskGroup
 
 NAMES = {"gcs_server": "GCS", "raylet": "raylet"}
 """Names of Ray's processes in messages, by the names of their programs."""
@@ -86,7 +87,7 @@ async def _first(waits: Sequence[Awaitable[str]]) -> str:
             ended.set_result(said)
 
     with plainly():
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             running = [tasks.create_task(wait(each)) for each in waits]
             try:
                 return await ended

@@ -1,6 +1,5 @@
 """Starts the engines and the router of a deployment, each behind an actor."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, missing_warning, start_hint
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, server_command
 from asyncrl.errors import EngineError, EngineTimeout, ForeignServer, ServerFailed, plainly
+from asyncrl.task_groups import TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Servers:
         )
         router = StartedRouter(server, self._addresses, self._http, self._run, nowhere)
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 watching = [
                     tasks.create_task(each.server.watch(), name=f"watch-{each.server.name}") for each in engines
                 ]
@@ -159,7 +159,7 @@ class Servers:
         """Wait until the server is ready.  Raises ServerFailed if it ends, or is not ready in time."""
         try:
             with plainly():
-                async with asyncio.TaskGroup() as tasks:
+                async with TaskGroup() as tasks:
                     watch = tasks.create_task(server.watch(), name=f"watch-{server.name}")
                     await waiting
                     watch.cancel()

@@ -15,6 +15,7 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.sampling.episode_load import EpisodeLoad
 from asyncrl.pipeline.sampling.open_episode import OpenEpisode
 from asyncrl.pipeline.sampling.sampler import Sampler
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import GroupId, Prompt
 
 
@@ -25,7 +26,7 @@ class Episodes:
         """``on_move`` is called when a function asks an engine."""
         self._load = load
         self._timeline = timeline
-        self._tasks = asyncio.TaskGroup()
+        self._tasks = TaskGroup()
         self._open: set[OpenEpisode] = set()
         self._on_move = on_move
         self._ends: Counter[EpisodeEnd] = Counter()

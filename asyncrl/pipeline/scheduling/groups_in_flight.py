@@ -8,6 +8,7 @@ from asyncrl.buffer import Dispatch, masked_until
 from asyncrl.errors import plainly
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.sampler import Sampler
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Weights
 
 
@@ -138,7 +139,7 @@ async def complete(
             group.scored[partial.index] = await sampler.score(group.prompt, group.samples[partial.index])
 
     with plainly():
-        async with asyncio.TaskGroup() as samples:
+        async with TaskGroup() as samples:
             for partial in group.partials:
                 samples.create_task(one(partial), name=f"sample-{group.group_id}.{partial.index}")
     if sampler.scores_groups:

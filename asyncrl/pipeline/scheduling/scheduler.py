@@ -42,6 +42,7 @@ from asyncrl.pipeline.scheduling.recorder import Held, Recorder
 from asyncrl.pipeline.scheduling.run_state import Restored, RestoredInFlight, RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import AdmissionHold, GroupObserver, KeepFn, PickFn, PromptSource
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState, Weights
 
 logger = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class Scheduler:
             self._watchdog.end(error)
 
     async def _start_groups(self) -> None:
-        async with self._generation.running(), asyncio.TaskGroup() as groups:
+        async with self._generation.running(), TaskGroup() as groups:
             while True:
                 await self._admission()
                 if (group := self._admit()) is None:

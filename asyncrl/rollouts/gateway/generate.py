@@ -1,6 +1,5 @@
 """``POST /generate`` as SGLang 0.5.16 answers it."""
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from asyncrl.rollouts.gateway.parts import Events, Parts, entries, json_response
 from asyncrl.rollouts.gateway.refusals import ABORTED, RequestRefused, bad
 from asyncrl.rollouts.gateway.sampling import Asked, asked_by_sglang
 from asyncrl.rollouts.record import same_up_to
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import FinishReason
 
 _CANNOT = (
@@ -83,7 +83,7 @@ async def _answers(parts: Parts, items: Sequence[_Item]) -> list[dict[str, Any]]
         turns = [await turns_of(items[0].episode, items[0].context, items[0].asked)]
     else:
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 calls = [tasks.create_task(turns_of(item.episode, item.context, item.asked)) for item in items]
         turns = [call.result() for call in calls]
     return [
@@ -109,7 +109,7 @@ async def _streamed(
         await stream_turns(item.episode, item.context, item.asked, parts.texts, take)
 
     with plainly():
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             for place, item in enumerate(items):
                 tasks.create_task(stream(place, item))
     await events.done()

@@ -18,6 +18,7 @@ import orjson
 from asyncrl.errors import ServerFailed, plainly
 from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.gateway.chats import ParsedAnswer, ToolCall
+from asyncrl.task_groups import TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ParserProcess:
         self._stack.enter_context(plainly())
         self._stack.push_async_callback(_end, self._process)
         try:
-            tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+            tasks = await self._stack.enter_async_context(TaskGroup())
             reading = tasks.create_task(self._read(), name="answer-parser")
             self._stack.callback(reading.cancel)
             async with Deadline(START_S):

@@ -19,6 +19,7 @@ from asyncrl.rollouts.gateway.open_episodes import OpenEpisode, OpenEpisodes
 from asyncrl.rollouts.gateway.parsing import AnswerParser
 from asyncrl.rollouts.gateway.refusals import RequestRefused
 from asyncrl.rollouts.gateway.sampling import Asked
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Chunk
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ async def turns_of(episode: OpenEpisode, context: Context, asked: Asked) -> list
     if asked.n == 1:
         return [await episode.generate(context, asked.sampling)]
     with plainly():
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             calls = [tasks.create_task(episode.generate(context, asked.sampling)) for _ in range(asked.n)]
     return [call.result() for call in calls]
 
@@ -103,7 +104,7 @@ async def stream_turns(
         progress.put_nowait((number, await episode.generate(context, asked.sampling, note)))
 
     with plainly():
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             for number in range(asked.n):
                 tasks.create_task(answer(number), name=f"answer-{number}")
             left = asked.n

@@ -28,6 +28,7 @@ from asyncrl.rollouts.gateway.parts import Events, ModelCard, Parts, json_respon
 from asyncrl.rollouts.gateway.refusals import RequestRefused, encoded
 from asyncrl.rollouts.interfaces import EpisodeAddress
 from asyncrl.rollouts.session import EpisodeSession
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Weights
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class HttpGateway:
         self._host = await off_loop(partial(_reachable, self._settings.host), "gateway-host")
         self._stack = contextlib.AsyncExitStack()
         self._stack.enter_context(plainly())
-        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        tasks = await self._stack.enter_async_context(TaskGroup())
         watching = tasks.create_task(self._raise_bug(), name="gateway")
         self._stack.callback(watching.cancel)
         self._stack.push_async_callback(self._close)

@@ -15,6 +15,7 @@ from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import ToolFailed, plainly
 from asyncrl.rollouts.native import Conversation, Episode, ModelTurn
 from asyncrl.rollouts.tools.calls import PARSERS, Parser, ToolCall, parser_of
+from asyncrl.task_groups import TaskGroup
 
 type Tools = Mapping[str, Callable[..., Any]]
 """Tools by the names that the model calls them.  Each takes the arguments of a call by name.
@@ -78,7 +79,7 @@ async def call_tools(
         return {"role": "tool", "name": call.name, "content": content}
 
     with plainly():
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             tasks = [group.create_task(called(call)) for call in calls]
     return [task.result() for task in tasks]
 

@@ -27,6 +27,7 @@ from typing import Any, Literal
 from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import SandboxFailed, plainly
 from asyncrl.event_loop import loop_time
+from asyncrl.task_groups import TaskGroup
 
 type Isolation = Literal["root", "user", "uid", "limits"]
 """``root``: namespaces and a user id without rights.  ``user``: namespaces of an unprivileged user.  ``uid``: a user
@@ -237,7 +238,7 @@ async def _started(directory: str, report: int) -> asyncio.subprocess.Process:
 
 async def _communicate(process: asyncio.subprocess.Process, stdin: bytes, outputs: Sequence[_Output]) -> None:
     with plainly():
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             for output, stream in zip(outputs, (process.stdout, process.stderr), strict=True):
                 tasks.create_task(output.read(stream))
             tasks.create_task(_feed(process.stdin, stdin))

@@ -13,6 +13,7 @@ from asyncrl.rollouts.user_process.host import UserProcesses
 from asyncrl.rollouts.user_process.messages import Answer, Ask, Episode, Loaded, Raised, Returned, Unask
 from asyncrl.rollouts.user_process.results import result_of, sampling_of
 from asyncrl.rollouts.user_process.supervised import Died, OpenCall
+from asyncrl.task_groups import TaskGroup
 
 type SlimeOutcome = Callable[[EpisodeSession, SlimeResult], EpisodeOutcome]
 """Turns the samples of a function of slime's shape into the result of its episode.  Raises ValueError."""
@@ -55,7 +56,7 @@ class UserEpisodes:
         """Answer the function's questions until it returns.  Raises EpisodeFailed or RewardKeyMissing."""
         asked: dict[int, asyncio.Task[None]] = {}
         with plainly():
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 while True:
                     match await call.receive():
                         case Ask() as ask:

@@ -7,7 +7,6 @@
 The samples of a group, and their rewards, go to the same process, so that its functions see the same objects.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from asyncrl.rollouts.user_process.messages import Raised, Returned, Score
 from asyncrl.rollouts.user_process.process import UserCodeProcess
 from asyncrl.rollouts.user_process.results import reward_value_of
 from asyncrl.rollouts.user_process.supervised import Died, SupervisedProcess
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import GroupId, Prompt, Reward, Sample
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ async def user_processes(
         for place in range(number)
     ]
     with plainly():
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             running = [group.create_task(each.run(), name=each.name) for each in processes]
             try:
                 yield UserProcesses(processes)

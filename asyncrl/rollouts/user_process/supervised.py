@@ -44,6 +44,7 @@ from asyncrl.rollouts.user_process.messages import (
 from asyncrl.rollouts.user_process.plain_values import Unpacking
 from asyncrl.rollouts.user_process.process import UserCodeProcess, facts_of
 from asyncrl.rollouts.user_process.wire import CLOSED, Wire, WireBroken
+from asyncrl.task_groups import TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ class SupervisedProcess:
             await self._prepare(process, wire, is_loaded=is_loaded)
             self._begin_serving(wire)
             with plainly():
-                async with asyncio.TaskGroup() as group:
+                async with TaskGroup() as group:
                     group.create_task(self._ask_whether_alive(wire), name=f"{self.name}-heartbeat")
                     await self._hand_over_messages(wire)
         except PluginError as error:

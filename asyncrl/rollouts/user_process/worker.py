@@ -54,6 +54,7 @@ from asyncrl.rollouts.user_process.messages import (
 from asyncrl.rollouts.user_process.plain_values import plain
 from asyncrl.rollouts.user_process.results import plain_result
 from asyncrl.rollouts.user_process.wire import Wire, WireBroken, receive_now, send_now
+from asyncrl.task_groups import TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class Worker:
                 in_daemon_thread(partial(_warm, warm), "warm")  # not awaited: the first episode comes much later
         self._wire = await Wire.over(end)
         self._calls = Calls(self._wire)
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             try:
                 while not isinstance(message := in_process(await self._wire.receive()), Stop):
                     self._take(message, group)
@@ -149,7 +150,7 @@ class Worker:
                 pass
             await self._leave()
 
-    def _take(self, message: object, group: asyncio.TaskGroup) -> None:
+    def _take(self, message: object, group: TaskGroup) -> None:
         match message:
             case Episode(call, program, start, address):
                 episode = self._calls.opened(call, start, address)
@@ -163,7 +164,7 @@ class Worker:
             case Ping():
                 self._wire.post(to_controller(Alive(_rss_bytes(), self._num_abandoned)))
 
-    def _begin(self, call: int, group: asyncio.TaskGroup, function: Callable[[], Awaitable[Any]]) -> None:
+    def _begin(self, call: int, group: TaskGroup, function: Callable[[], Awaitable[Any]]) -> None:
         task = group.create_task(self._run(call, function), name=f"call-{call}")
         self._tasks[call] = task
         task.add_done_callback(lambda _: self._forget(call))

@@ -52,6 +52,7 @@ from asyncrl.sim.faults.world.trainer import SimTrainer
 from asyncrl.sim.faults.world.users import NoText, Prompts, UserCode
 from asyncrl.sim.faults.world.violation import Violation
 from asyncrl.sim.faults.world.witness import RUN_SEED, Saved, Witness
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Prompt, SamplingParams, Weights
 
 REQUEST_S = 20.0
@@ -158,7 +159,7 @@ class Process:
         first: Weights,
     ) -> None:
         with plainly():
-            async with asyncio.TaskGroup() as watchers:
+            async with TaskGroup() as watchers:
                 keeping = [supervisor.keep(), *([] if router is None else [RouterSupervisor(router, self.pool).keep()])]
                 watching = watchers.create_task(_together(keeping), name="servers")
                 await _serve(updater, first)

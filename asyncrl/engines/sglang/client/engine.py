@@ -22,6 +22,7 @@ from asyncrl.engines.sglang.labels import PACKED, Asked, cache_key
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, ForeignServer, plainly
 from asyncrl.event_loop import Deadline, loop_time
 from asyncrl.protocols import Score
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
 
 _ABORT_S = 5.0
@@ -208,7 +209,7 @@ class SGLangEngine:
         Takes at most ``interrupt_timeout_s``, plus the time to abort the requests that are left then.
         """
         with plainly():
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 aborting = [
                     tasks.create_task(self._keep_aborting(url, self._calls_in_flight.are_none), name=f"abort-{url}")
                     for url in self._engine_urls
@@ -278,7 +279,7 @@ class SGLangEngine:
 
     async def _abort(self, rid: str) -> None:
         """Abort a request on every engine that is up, because the router does not report which one has it."""
-        async with asyncio.TaskGroup() as posts:
+        async with TaskGroup() as posts:
             for url in self._engine_urls:
                 posts.create_task(self._abort_on(url, rid), name=f"abort-{rid}")
 
@@ -313,7 +314,7 @@ class SGLangEngine:
                 call.is_interrupted = True
                 await self._http.command(f"{url}/abort_request", {"rid": call.rid}, _ABORT_S)
 
-        async with asyncio.TaskGroup() as posts:
+        async with TaskGroup() as posts:
             for call in self._calls_in_flight.now():
                 posts.create_task(post(call), name=f"abort-{call.rid}")
 

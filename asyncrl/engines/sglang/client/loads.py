@@ -1,11 +1,11 @@
 """The load of each server, as the server reports it."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.errors import EngineError
+from asyncrl.task_groups import TaskGroup
 from asyncrl.types import EngineLoad
 
 _LOOK_S = 2.0
@@ -21,7 +21,7 @@ class EngineLoads:
 
     async def loads(self) -> tuple[EngineLoad, ...]:
         """See ``LoadProbe.loads``.  The loads are in the order of the URLs."""
-        async with asyncio.TaskGroup() as looks:
+        async with TaskGroup() as looks:
             asked = [looks.create_task(self._look(url), name=f"load-{url}") for url in self._engine_urls()]
         return tuple(load for load in (task.result() for task in asked) if load is not None)
 
