@@ -126,14 +126,18 @@ async def user_processes(
         )
         for place in range(number)
     ]
-    with plainly():
-        async with TaskGroup() as group:
-            running = [group.create_task(each.run(), name=each.name) for each in processes]
-            try:
-                yield UserProcesses(processes)
-            finally:
-                for task in running:
-                    task.cancel()
+    try:
+        with plainly():
+            async with TaskGroup() as group:
+                running = [group.create_task(each.run(), name=each.name) for each in processes]
+                try:
+                    yield UserProcesses(processes)
+                finally:
+                    for task in running:
+                        task.cancel()
+    finally:
+        for each in processes:
+            await each.close()
 
 
 def _rewards(message: Returned) -> list[Reward]:

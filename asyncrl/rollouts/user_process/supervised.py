@@ -138,6 +138,11 @@ class SupervisedProcess:
             logger.warning("%s ended: %s; it is started again (log: %s)", self.name, how, self._log_path)
             await asyncio.sleep(pause_s)
 
+    async def close(self) -> None:
+        """End a process that ``run`` has not taken over, since it was cancelled before it began."""
+        if self._next is not None:
+            await off_loop(self._next.kill, self.name)
+
     @asynccontextmanager
     async def call(self, message: Callable[[int], ToProcess]) -> AsyncIterator[OpenCall]:
         """Open a call: ``message`` returns its first message.  Leaving the block before its end cancels it.

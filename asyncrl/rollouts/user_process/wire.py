@@ -57,18 +57,23 @@ class Wire:
     async def send(self, pieces: Sequence[bytes]) -> None:
         """Send a message and wait while the other side does not read.  Raises ValueError if it is too long.
 
-        A side that is gone shows in ``receive``, not here.
+        A side that is gone shows in ``receive``, not here.  A cancelled send does not wait, but sends all the same.
         """
         check_size(pieces)
         async with self._sending:
+            rest = framed(pieces)
             try:
-                for piece in framed(pieces):
+                for piece in rest:
                     self._write(piece)
                     await self._writer.drain()
             except OSError:
                 return
-            while self._later:
-                self._write(self._later.popleft())
+            finally:
+                # Invariant: no message is cut, or the other side would join the next one to its beginning.
+                for piece in rest:
+                    self._write(piece)
+                while self._later:
+                    self._write(self._later.popleft())
 
     def post(self, pieces: Sequence[bytes]) -> None:
         """Send a message of one piece without waiting."""

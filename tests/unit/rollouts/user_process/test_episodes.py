@@ -10,15 +10,16 @@ import psutil
 import pytest
 
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart
-from asyncrl.errors import EpisodeFailed, PluginError, RewardKeyMissing, SampleFailed, UserProcessFailed
+from asyncrl.errors import EpisodeFailed, PluginError, RewardKeyMissing, SampleFailed, ServerFailed, UserProcessFailed
 from asyncrl.rollouts.user_process import supervised
 from asyncrl.rollouts.user_process.episodes import UserEpisodes
 from asyncrl.rollouts.user_process.host import UserProcesses
+from asyncrl.rollouts.user_process.process import UserCodeProcess
 from asyncrl.types import SamplingParams
 from tests.programs import children_with
 from tests.unit.rollouts.turns import ScriptedTurns
 from tests.unit.rollouts.user_process import programs
-from tests.unit.rollouts.user_process.runs import FakeGateway, episodes, run_processes, seen, start
+from tests.unit.rollouts.user_process.runs import FakeGateway, episodes, opened, run_processes, seen, start
 
 
 @pytest.fixture
@@ -275,6 +276,19 @@ def test_nothing_is_left_after_a_run(tmp_path: Path) -> None:
     left = run_processes(tmp_path, main, number=2)
     assert len(left) == 2
     assert not any(each.is_running() for each in left)
+
+
+def test_a_process_that_was_never_taken_over_is_ended(tmp_path: Path) -> None:
+    """The block ends before the task of the process has begun."""
+    process = UserCodeProcess()
+
+    async def main() -> None:
+        async with opened(tmp_path, started=process):
+            raise ServerFailed("the next part of the run does not start")
+
+    with pytest.raises(ServerFailed):
+        asyncio.run(main())
+    assert process.has_ended()
 
 
 def test_a_second_process_that_cannot_load_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
