@@ -204,7 +204,7 @@ class RewardFn(Protocol):
     """The reward of an answer."""
 
     async def __call__(self, prompt: Prompt, sample: Sample, /) -> float | Reward:
-        """Return one finite number.  May raise any exception; the group is then dropped as failed."""
+        """Return one number from -1e15 to 1e15.  May raise any exception; the group is then dropped as failed."""
 
 
 @runtime_checkable
@@ -212,7 +212,7 @@ class GroupRewardFn(Protocol):
     """The rewards of all answers to one prompt."""
 
     async def of_group(self, prompt: Prompt, samples: Sequence[Sample], /) -> Sequence[float | Reward]:
-        """Return one finite number per sample, in order.  May raise any exception; the group has then failed."""
+        """Return one number per sample, in order.  May raise any exception; the group has then failed."""
 
 
 @runtime_checkable

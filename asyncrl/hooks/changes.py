@@ -1,12 +1,10 @@
 """The changes that hooks make to a batch, and the checks of these changes."""
 
-import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import replace
 
 from asyncrl.errors import HookFailed
-from asyncrl.types import Batch, ScoredGroup, ScoredSample
+from asyncrl.types import Batch, ScoredGroup, ScoredSample, is_usable
 
 
 def with_samples(batch: Batch, samples: Sequence[ScoredSample]) -> Batch:
@@ -38,11 +36,11 @@ def masked(scored: ScoredSample, mask: Sequence[int], name: str) -> ScoredSample
 
 
 def number(value: object, name: str) -> float:
-    """Return a finite number.  Raises HookFailed."""
+    """Return a usable number.  Raises HookFailed."""
     plain = value.item() if hasattr(value, "item") else value
-    if isinstance(plain, numbers.Real) and math.isfinite(plain):
+    if is_usable(plain):
         return float(plain)
-    raise HookFailed(f"{name} must be a finite number, got {value!r}")
+    raise HookFailed(f"{name} must be a number from -1e15 to 1e15, got {value!r:.80}")
 
 
 def name_of_sample(group: ScoredGroup, index: int) -> str:

@@ -17,6 +17,7 @@ from asyncrl.types import (
     Sample,
     TrainReport,
     UpdateReport,
+    is_usable,
 )
 
 
@@ -118,7 +119,7 @@ def _reward_parts(batch: Batch) -> dict[str, float | int]:
     for group in batch.groups:
         for scored in group.samples:
             for name, value in scored.reward_parts.items():
-                if isinstance(value, int | float) and math.isfinite(value):
+                if is_usable(value):
                     values.setdefault(name, []).append(value)
     return {f"reward/part/{name}": math.fsum(each) / len(each) for name, each in values.items()}
 

@@ -10,8 +10,6 @@ on failure    the pass has no numbers; training continues
 
 import asyncio
 import logging
-import math
-import numbers
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -25,7 +23,7 @@ from asyncrl.pipeline.evaluation import AnswerPass, HeldOutSet, mean_scored
 from asyncrl.pipeline.sampling.sampler import ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.protocols import EvalFn
-from asyncrl.types import EvalOutcome, EvalReport, EvalSetReport, Prompt, Sample
+from asyncrl.types import EvalOutcome, EvalReport, EvalSetReport, Prompt, Sample, is_usable
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +133,7 @@ class FunctionEvaluator:
 
 
 def _checked(returned: Any) -> EvalOutcome:
-    """Return the outcome with finite numbers.  Raises TypeError or ValueError for anything else."""
+    """Return the outcome with numbers that can be averaged.  Raises TypeError or ValueError for anything else."""
     if isinstance(returned, EvalOutcome):
         outcome = returned
     elif isinstance(returned, Mapping):
@@ -144,9 +142,9 @@ def _checked(returned: Any) -> EvalOutcome:
         raise TypeError(f"must return a dict of lists of rewards by data set name, got a {type(returned).__name__}")
     given = [number for each in outcome.rewards.values() for number in each]
     given += [*outcome.truncated.values(), *outcome.metrics.values()]
-    wrong = [number for number in given if not isinstance(number, numbers.Real) or not math.isfinite(number)]
+    wrong = [number for number in given if not is_usable(number)]
     if wrong:
-        raise ValueError(f"must return finite numbers, got {wrong[0]!r}")
+        raise ValueError(f"must return numbers from -1e15 to 1e15, got {wrong[0]!r:.80}")
     return outcome
 
 

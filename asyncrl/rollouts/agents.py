@@ -26,7 +26,7 @@ from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.interfaces import EpisodeAddress, Gateway
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession, Verdict
 from asyncrl.task_groups import TaskGroup
-from asyncrl.types import Reward
+from asyncrl.types import Reward, is_usable
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def _result(name: str, path: Path) -> Verdict:
         raise EpisodeFailed(f"{name}: the file of ASYNCRL_RESULT is not JSON: {error}") from error
     reward = found.get("reward") if isinstance(found, dict) else math.nan
     metadata = found.get("metadata") or {} if isinstance(found, dict) else {}
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+    is_number = is_usable(reward) and not isinstance(reward, bool)
     if not (reward is None or is_number) or not isinstance(metadata, dict):
         raise EpisodeFailed(
             f'{name}: the file of ASYNCRL_RESULT must be {{"reward": NUMBER, "metadata": {{...}}}}, got {found!r:.80}'

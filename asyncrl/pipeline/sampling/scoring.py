@@ -1,7 +1,6 @@
 """Calls of user functions.  A reward or filter that raises, hangs or returns nonsense becomes a named error."""
 
 import asyncio
-import math
 import numbers
 from collections.abc import Awaitable, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from asyncrl.errors import FilterFailed, RewardFailed, RewardKeyMissing, RewardU
 from asyncrl.event_loop import Deadline, is_cancelled
 from asyncrl.outages import reached_by
 from asyncrl.protocols import GroupRewardFn, HasDeadlines, KeepFn, RewardFn
-from asyncrl.types import Prompt, Reward, Sample, ScoredGroup
+from asyncrl.types import Prompt, Reward, Sample, ScoredGroup, is_usable
 
 
 def time_limit(reward: object, timeout_s: float) -> float | None:
@@ -22,7 +21,7 @@ def time_limit(reward: object, timeout_s: float) -> float | None:
 async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: float | None) -> Reward:
     """Return the reward of one sample; ``timeout_s`` is a ``time_limit``.
 
-    Raises RewardFailed if the function raises, takes longer than ``timeout_s``, or returns no finite number.
+    Raises RewardFailed if the function raises, takes longer than ``timeout_s``, or returns no number that is usable.
     """
     who = f"row {prompt.row}, sample {sample.index}"
     return _checked(who, await _called(who, reward(prompt, sample), timeout_s))
@@ -75,13 +74,14 @@ def _named(who: str, error: Exception, limit_s: float | None) -> RewardFailed:
 
 def _checked(who: str, value: Any) -> Reward:
     number, parts = (value.value, value.parts) if isinstance(value, Reward) else (value, {})
-    if isinstance(number, numbers.Real) and math.isfinite(number):
+    if is_usable(number):
         return Reward(value=float(number), parts=parts)
-    raise RewardFailed(f"{who}: a reward must be one finite number, got {number!r}")
+    shown = "another" if isinstance(number, numbers.Rational) else f"{number!r:.80}"  # it may have 10,000 digits
+    raise RewardFailed(f"{who}: a reward must be one number from -1e15 to 1e15, got {shown}")
 
 
 def reward_set_inside(prompt: Prompt, made: Trajectory) -> Reward | None:
-    """Return the reward that an episode set, or None.  Raises RewardFailed for a number that is not finite."""
+    """Return the reward that an episode set, or None.  Raises RewardFailed for a number that is not usable."""
     who = f"row {prompt.row}, sample {made.sample.index}"
     for turn in made.sample.turns:
         if turn.reward is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from asyncrl.episodes import EpisodeEnd
 from asyncrl.rollouts.interfaces import SlimeResult
 from asyncrl.rollouts.session import Verdict
-from asyncrl.types import Reward, SamplingParams
+from asyncrl.types import Reward, SamplingParams, is_usable
 
 _VERDICT, _SLIME, _OTHER = "verdict", "slime", "other"
 
@@ -100,8 +100,8 @@ def _setting(name: str, value: Any, usual: Any) -> Any:
 
 def _finite(value: Any, name: str) -> float:
     number = _number(value, name)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be one finite number, got {value!r}")
+    if not is_usable(number):
+        raise ValueError(f"{name} must be one number from -1e15 to 1e15, got {value!r:.80}")
     return number
 
 

@@ -288,7 +288,7 @@ def test_masked_tokens_stay_masked() -> None:
          "sample 0 of group 3 (row 3): the loss mask has 1 entries for 2 response tokens"),
         ({"loss_masks": [[1, 2], [1, 1, 1], [1], [1, 1]]}, "a loss mask must have 0 and 1 alone, got 2"),
         ({"rewards": [0.0, float("nan"), 0.0, 0.0]},
-         "the entry of rewards for sample 1 of group 3 (row 3) must be a finite number, got nan"),
+         "the entry of rewards for sample 1 of group 3 (row 3) must be a number from -1e15 to 1e15, got nan"),
         ({"rollout_log_probs": [[0.0], [0.0] * 3, [0.0], [0.0] * 2]}, "has 2 response tokens, got 1 rollout_log_probs"),
         ({"response_lengths": [1, 3, 1, 2]}, "sample 0 of group 3 (row 3) has 2 response tokens, response_lengths"),
         ({"tokens": [[1, 7, 8], [1, 7, 7, 7], [1, 7], [1, 7, 7]]},

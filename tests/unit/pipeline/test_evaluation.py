@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import EngineRejected
-from asyncrl.types import EvalReport, Prompt, Request, Sample, SamplingParams
+from asyncrl.types import Estimate, EvalReport, Prompt, Request, Sample, SamplingParams
 from tests.unit.pipeline.harness import World
 
 PLAIN = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=50)
@@ -45,6 +45,14 @@ def test_each_set_is_asked_with_its_own_sampling_and_number_of_answers() -> None
     assert {len(scored.sample.token_ids) for _, scored in report.answers["long"]} == {30}
     assert report.sets["greedy"].truncated == 1.0
     assert report.sets["greedy"].tokens_max == 5
+
+
+def test_an_answer_with_a_reward_that_is_too_large_has_failed() -> None:
+    async def reward(prompt: Prompt, sample: Sample) -> float:
+        return 1e200 if prompt.row == 1 else 1.0
+
+    _, report = first_report(held_out_sets=SETS, eval_rewards={"plain": reward})
+    assert (report.sets["plain"].num_failed, report.sets["plain"].mean) == (1, Estimate(1.0, 0.0))
 
 
 def test_all_sets_together_hold_at_most_half_of_the_slots_and_training_continues() -> None:

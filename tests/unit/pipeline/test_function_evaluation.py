@@ -131,8 +131,8 @@ async def returns_a_wrong_metric(evaluation: HeldOutPass) -> Any:
         (times_out, "mine: TimeoutError: a service"),
         (returns_text, "mine: TypeError: the rewards of a must be a list of numbers, got a str"),
         (returns_a_list, "mine: TypeError: must return a dict of lists of rewards by data set name, got a list"),
-        (returns_nan, "mine: ValueError: must return finite numbers, got nan"),
-        (returns_a_wrong_metric, "mine: ValueError: must return finite numbers, got inf"),
+        (returns_nan, "mine: ValueError: must return numbers from -1e15 to 1e15, got nan"),
+        (returns_a_wrong_metric, "mine: ValueError: must return numbers from -1e15 to 1e15, got inf"),
     ],
 )
 def test_a_function_that_fails_costs_its_pass_its_numbers_and_not_the_run(

@@ -49,9 +49,22 @@ def test_a_wrong_number_of_rewards_is_named() -> None:
         World(reward=Ranks(num_missing=1)).run()
 
 
+@pytest.mark.parametrize("value", [1e200, -1.7e308, 10**400])
+def test_a_reward_without_a_square_costs_its_group(value: float) -> None:
+    """Neither the metrics of a step nor the trainer's standard deviation could use it."""
+
+    async def reward(prompt: Prompt, sample: Sample) -> float:
+        return value if prompt.row == 1 else 1e15 * sample.index
+
+    run = World(reward=reward, group_size=2).run()
+    assert run.facts[-1].scheduler.groups.failed > 0
+    numbers = [row(each, TokenCounts()) for each in run.facts]
+    assert {each["reward/std"] for each in numbers} == {5e14}
+
+
 def test_the_numbers_of_a_dict_reward_are_metrics() -> None:
     async def reward(prompt: Prompt, sample: Sample) -> Reward:
-        parts = {"score": 2.0, "even": sample.index % 2 == 0, "text": "x", "bad": float("nan")}
+        parts = {"score": 2.0, "even": sample.index % 2 == 0, "text": "x", "bad": float("nan"), "large": 10**400}
         return Reward(value=2.0, parts=parts | ({"rare": 4} if sample.index else {}))
 
     run = World(reward=reward).run()
