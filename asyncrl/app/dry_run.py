@@ -5,6 +5,7 @@
 Memory is computed from ``config.json``; ``capacity.trainer`` and ``capacity.engine`` document what is counted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -100,7 +101,14 @@ def dry_run(run: RunConfig, console: Console) -> None:
     found = estimate(run, shape)
     console.print(_table(run, found, files))
     refuse([] if run.cluster.device == "cpu" else _too_small(run, found))
-    console.print("the dry run found nothing wrong", highlight=False)
+    console.print(f"the dry run found nothing wrong{_but_for(lacking)}", highlight=False)
+
+
+def _but_for(lacking: Sequence[str]) -> str:
+    if not lacking:
+        return ""
+    things = "1 thing is" if len(lacking) == 1 else f"{len(lacking)} things are"
+    return f", but the run cannot start here: {things} not there yet"
 
 
 def estimate(run: RunConfig, shape: ModelShape) -> Estimate:

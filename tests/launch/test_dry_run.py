@@ -54,6 +54,7 @@ def test_missing_paths_are_named_and_not_counted_as_mistakes() -> None:
         f"not there yet: prompt-data {Path.cwd() / 'nowhere.jsonl'}: no such file",
         "not there yet: ref-load /nowhere: no such folder",
     ]
+    assert text.endswith("found nothing wrong, but the run cannot start here: 3 things are not there yet\n")
     assert re.search("prompts +the memory counts 0 tokens of a prompt *\n", text)
 
 
@@ -115,7 +116,7 @@ def test_servers_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.app.checks.known_server_flags", not_here)
     text = said(*QUICKSTART)
     assert "not there yet: sglang is not installed: --sglang- and --router- flags are not checked" in text
-    assert text.endswith("the dry run found nothing wrong\n")
+    assert text.endswith("found nothing wrong, but the run cannot start here: 1 thing is not there yet\n")
 
 
 def test_nothing_is_said_of_memory_on_a_cpu() -> None:
