@@ -199,7 +199,8 @@ class PageServer:
             others = [self._run(number) for number in request.query.getall("with", ())]
         except (KeyError, ValueError, IndexError):
             raise web.HTTPNotFound(text="there is no such page") from None
-        others = [each for each in others if each is not run]
+        # Each run once: ``_reading`` takes the lock of each, and would wait for itself at the second time.
+        others = list({each.number: each for each in others if each is not run}.values())
         return tab, PageRequest(run=run, others=others, query=request.query, is_first=_FIRST in request.headers)
 
     def _run(self, number: str) -> RunFiles:

@@ -222,6 +222,17 @@ def test_runs_are_compared(runs: list[Path]) -> None:
     visit(runs, body)
 
 
+def test_a_run_that_is_named_twice_is_compared_once(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.page.server.ANSWER_S", 10.0)
+
+    async def body(client: aiohttp.ClientSession) -> None:
+        once = await text_of(client, "/run/0/overview?with=1")
+        assert await text_of(client, "/run/0/overview?with=1&with=0&with=01&with=1") == once
+        await text_of(client, "/run/1/overview")  # no request holds a lock for ever
+
+    visit(runs, body)
+
+
 def test_new_rows_appear_at_the_next_request(runs: list[Path]) -> None:
     async def body(client: aiohttp.ClientSession) -> None:
         assert "20 of 40" in await text_of(client, "/run/0/overview")
