@@ -22,8 +22,9 @@ _TRAINED = "time/step_s"
 class Rows:
     """The newest row of every training step.
 
-    A resumed run repeats steps; the later row is valid.  A number that a row lacks, or that is not finite, has no
-    point.  Not safe to call from two threads at once.
+    A run trains its steps in order.  A trained step that is not later than the one before is the first of a resumed
+    run: it replaces its own row and all later ones, whose training was lost.  A number that a row lacks, or that is not
+    finite, has no point.  Not safe to call from two threads at once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,10 +35,12 @@ class Rows:
         self._names: set[str] = set()
         self._columns: dict[str, Points] = {}
         """The columns that were asked for since the last change."""
+        self._newest: int | None = None
+        """The step of the last row of a trained step."""
         self.num_torn = 0
         """Lines that are no row."""
         self.num_replaced = 0
-        """Rows of steps that were trained again, and files that were replaced."""
+        """Resumptions at a step that was trained before, and files that were replaced."""
 
     def update(self) -> bool:
         """Read what was appended since the last call, and return whether anything was.  Raises OSError.
@@ -49,13 +52,15 @@ class Rows:
         except FileNotFoundError:
             return False
         if found.st_ino != self._inode or found.st_size < self._offset:
-            self._inode, self._offset, self._rows = found.st_ino, 0, {}
+            self._inode, self._offset, self._rows, self._newest = found.st_ino, 0, {}, None
             self._names.clear()
             self._columns.clear()
             self.num_replaced += 1
-        before = self._offset
+        before, num_replaced = self._offset, self.num_replaced
         for line in self._new_lines():
             self._add(line)
+        if self.num_replaced > num_replaced:
+            self._names = {name for row in self._rows.values() for name in row if _is_number(row[name])}
         if self._offset > before:
             self._columns.clear()
         return self._offset > before
@@ -113,10 +118,12 @@ class Rows:
         except (KeyError, TypeError, ValueError):
             self.num_torn += 1
             return
-        before = self._rows.get(step)
-        if before is not None and _TRAINED in before and _TRAINED in row:
-            self.num_replaced += 1  # the step was trained again, after a resumption
-        elif before is not None:
+        if _TRAINED in row:
+            if self._newest is not None and step <= self._newest:  # after a resumption
+                self._rows = {each: kept for each, kept in self._rows.items() if each < step}
+                self.num_replaced += 1
+            self._newest = step
+        if (before := self._rows.get(step)) is not None:
             row = {**before, **{name: value for name, value in row.items() if _is_number(value)}}
         self._rows[step] = row
         self._names.update(name for name in row.keys() - self._names if _is_number(row[name]))

@@ -71,6 +71,40 @@ def test_a_step_that_was_trained_again_has_the_later_numbers_alone(path: Path) -
     assert "eval/accuracy" not in rows.at(1)
 
 
+def test_a_resumed_run_replaces_all_steps_from_its_first_one(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", 8, my__broken=1.0) / "metrics.jsonl"
+    appended(path, {"step": 7, "eval/accuracy": 0.5})
+    rows = Rows(path)
+    rows.update()
+    appended(path, row(5, reward__mean=0.9))
+    rows.update()
+    assert rows.steps() == [0, 1, 2, 3, 4, 5]
+    assert rows.last("reward/mean") == 0.9
+    assert rows.last("my/broken") == 1.0
+    assert "eval/accuracy" not in rows.names()
+    appended(path, row(6, reward__mean=0.8), row(0, reward__mean=0.1))
+    rows.update()
+    assert rows.points("reward/mean") == ([0], [0.1])
+    assert "my/broken" not in rows.names()
+
+
+def test_a_resumed_run_replaces_later_steps_although_its_first_one_has_no_row(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2])  # the row of step 1 was lost on a full disk
+    appended(path, row(1, reward__mean=0.9))
+    rows = Rows(path)
+    rows.update()
+    assert rows.points("reward/mean") == ([0, 1], [0.2, 0.9])
+
+
+def test_a_late_row_with_an_evaluation_alone_replaces_no_step(path: Path) -> None:
+    appended(path, {"step": 1, "eval/accuracy": 0.7}, {"step": 3, "eval/accuracy": 0.8}, row(3))
+    rows = Rows(path)
+    rows.update()
+    assert rows.points("reward/mean")[0] == [0, 1, 2, 3]
+    assert rows.points("eval/accuracy") == ([1, 3], [0.7, 0.8])
+
+
 def test_a_row_with_an_evaluation_alone_adds_to_its_step(path: Path) -> None:
     appended(path, {"step": 2, "eval/accuracy": 0.7})
     rows = Rows(path)

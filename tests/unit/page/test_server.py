@@ -14,7 +14,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.page.runs.run_files import open_runs
 from asyncrl.page.server import COOKIE, PageServer, as_json
 from asyncrl.page.tabs.all_tabs import TABS
-from tests.unit.page.made_runs import write_run, write_status
+from tests.unit.page.made_runs import row, write_run, write_status
 
 KEY = "secret"
 Body = Callable[[aiohttp.ClientSession], Awaitable[None]]
@@ -238,6 +238,18 @@ def test_new_rows_appear_at_the_next_request(runs: list[Path]) -> None:
         assert "20 of 40" in await text_of(client, "/run/0/overview")
         write_run(runs[0], 21)
         assert "21 of 40" in await text_of(client, "/run/0/overview")
+
+    visit(runs, body)
+
+
+def test_the_overview_of_a_resumed_run_has_its_steps_alone(runs: list[Path]) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        assert "30 of 40" in await text_of(client, "/run/1/overview")
+        with (runs[1] / "metrics.jsonl").open("ab") as file:
+            file.writelines(orjson.dumps(row(step, time__step_s=7.0)) + b"\n" for step in (10, 11))
+        text = await text_of(client, "/run/1/overview")
+        assert "12 of 40" in text
+        assert "0.310" in text  # the reward of step 11
 
     visit(runs, body)
 
