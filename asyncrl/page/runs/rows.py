@@ -37,6 +37,8 @@ class Rows:
         """The columns that were asked for since the last change."""
         self._newest: int | None = None
         """The step of the last row of a trained step."""
+        self._has_resumed = False
+        """Whether a resumed run has replaced rows."""
         self.num_torn = 0
         """Lines that are no row."""
         self.num_replaced = 0
@@ -53,6 +55,7 @@ class Rows:
             return False
         if found.st_ino != self._inode or found.st_size < self._offset:
             self._inode, self._offset, self._rows, self._newest = found.st_ino, 0, {}, None
+            self._has_resumed = False
             self._names.clear()
             self._columns.clear()
             self.num_replaced += 1
@@ -64,6 +67,14 @@ class Rows:
         if self._offset > before:
             self._columns.clear()
         return self._offset > before
+
+    @property
+    def last_step(self) -> int | None:
+        """The newest trained step of a run that repeated steps: files of later steps are left from its former life.
+
+        None if no step was repeated; a file may then be there before its row.
+        """
+        return self._newest if self._has_resumed else None
 
     def names(self) -> list[str]:
         """Return the names of all numbers."""
@@ -121,6 +132,7 @@ class Rows:
         if _TRAINED in row:
             if self._newest is not None and step <= self._newest:  # after a resumption
                 self._rows = {each: kept for each, kept in self._rows.items() if each < step}
+                self._has_resumed = True
                 self.num_replaced += 1
             self._newest = step
         if (before := self._rows.get(step)) is not None:

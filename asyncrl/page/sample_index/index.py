@@ -72,10 +72,13 @@ class SampleIndex:
         self._in_memory = ""
         self._is_behind = True
 
-    def refresh(self, patience_s: float | None = None) -> Progress:
-        """Index what is new, in a thread, and wait for it at most ``patience_s``; None stands for the usual."""
+    def refresh(self, patience_s: float | None = None, *, last_step: int | None = None) -> Progress:
+        """Index what is new, in a thread, and wait for it at most ``patience_s``; None stands for the usual.
+
+        Steps after ``last_step`` are left out: they are of the former life of a resumed run.
+        """
         if self._thread is None or (self._thread.done() and time.monotonic() - self._looked_at >= LOOK_S):
-            self._thread = in_daemon_thread(self._update, "sample index")
+            self._thread = in_daemon_thread(lambda: self._update(last_step), "sample index")
         usual_s = PATIENCE_S if self.progress.num_indexed else FIRST_PATIENCE_S
         wait([self._thread], usual_s if patience_s is None else patience_s)
         if self._thread.done() and (error := self._thread.exception()) is not None:
@@ -91,10 +94,10 @@ class SampleIndex:
         """Return the steps in the index, in ascending order."""
         return sorted(self._stamps.copy())
 
-    def _update(self) -> None:
+    def _update(self, last_step: int | None) -> None:
         """Bring the index to the state of the files.  Raises OSError if the folder cannot be read."""
         self._looked_at = time.monotonic()
-        found = find(self.run_dir)
+        found = find(self.run_dir, last_step)
         database = self._database.cursor()
         self._forget(database, found)
         self._is_behind = any(self._is_new(step, stamp) for step, stamp in found.steps.items())
@@ -109,7 +112,7 @@ class SampleIndex:
         self._note(found)
 
     def _forget(self, database: duckdb.DuckDBPyConnection, found: Found) -> None:
-        """Remove steps whose file is gone."""
+        """Remove steps whose file is gone or left out."""
         if gone := sorted(self._stamps.keys() - found.steps.keys()):
             tables.remove_steps(database, gone)
             for step in gone:

@@ -34,16 +34,16 @@ class Found:
     """Names of files that no run writes."""
 
 
-def find(run_dir: Path) -> Found:
-    """Return the files of all steps.  A missing folder has none.  Raises OSError."""
+def find(run_dir: Path, last_step: int | None = None) -> Found:
+    """Return the files of all steps up to ``last_step``.  A missing folder has none.  Raises OSError."""
     steps: dict[int, Stamp] = {}
     foreign = []
     for name, stamp in _entries(run_dir / ROLLOUTS_FOLDER):
         match = _NAME.fullmatch(name)
-        if match:
-            steps[int(match[1])] = stamp
-        else:
+        if match is None:
             foreign.append(name)
+        elif last_step is None or int(match[1]) <= last_step:
+            steps[int(match[1])] = stamp
     return Found(steps, sorted(foreign))
 
 

@@ -88,9 +88,16 @@ def show(request: PageRequest) -> Mapping[str, Any]:
     if key[0] < 0 or "group" not in request.query:
         return _list(request, chosen)
     try:
+        _check_step(request.run, key[0])
         return _sample(request, chosen, key) if "sample" in request.query else _group(request, chosen, key)
     except DataError as error:
         return {"view": "samples_missing.html", "is_live": False, "text": str(error), "back": link(chosen.query())}
+
+
+def _check_step(run: RunFiles, step: int) -> None:
+    """Raise DataError if the file of a step is left from the former life of a resumed run."""
+    if (last := run.rows.last_step) is not None and step > last:
+        raise DataError(f"step {step} was trained before the run resumed at an earlier step")
 
 
 # ---- lists
@@ -98,7 +105,7 @@ def show(request: PageRequest) -> Mapping[str, Any]:
 
 def _list(request: PageRequest, chosen: Filter) -> Mapping[str, Any]:
     index = index_of(request.run)
-    progress = index.refresh()
+    progress = index.refresh(last_step=request.run.rows.last_step)
     search = _search(request.run, index, chosen)
     page = request.number("page", 0, most=10**6)
     groups = _lists(index, chosen, search).page(page)

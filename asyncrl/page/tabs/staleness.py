@@ -30,7 +30,7 @@ type Panel = tuple[str, str, Mapping[str, Any]]
 def show(request: PageRequest) -> Mapping[str, Any]:
     """Return the values of the template."""
     run, index = request.run, index_of(request.run)
-    progress = index.refresh()
+    progress = index.refresh(last_step=run.rows.last_step)
     shares = by_lag(index.cursor(), MOST_POINTS)
     steps = index.steps()
     first, last = _range(request, steps)

@@ -76,11 +76,13 @@ def test_a_resumed_run_replaces_all_steps_from_its_first_one(tmp_path: Path) -> 
     appended(path, {"step": 7, "eval/accuracy": 0.5})
     rows = Rows(path)
     rows.update()
+    assert rows.last_step is None
     appended(path, row(5, reward__mean=0.9))
     rows.update()
     assert rows.steps() == [0, 1, 2, 3, 4, 5]
     assert rows.last("reward/mean") == 0.9
     assert rows.last("my/broken") == 1.0
+    assert rows.last_step == 5
     assert "eval/accuracy" not in rows.names()
     appended(path, row(6, reward__mean=0.8), row(0, reward__mean=0.1))
     rows.update()

@@ -6,6 +6,7 @@ from html import unescape
 from http.cookiejar import CookieJar
 from pathlib import Path
 
+import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
@@ -69,6 +70,22 @@ def links(page: str, pattern: str) -> list[str]:
 
 def rows_of(page: str) -> int:
     return len(re.findall(r"<tr>", page)) - 1
+
+
+def test_samples_of_the_lost_steps_of_a_resumed_run_are_not_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", range(6))
+    with served(folder) as url:
+        before = Browser(url)
+        [lost, *_] = links(before.complete("/run/0/samples"), "20")  # the first group of step 5
+        assert "1 to 24 of 24" in before.open("/run/0/samples")
+    write_step(folder, 2, seed=7)
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(orjson.dumps({"step": 2, "time/step_s": 1.0}) + b"\n")
+    with served(folder) as url:  # the index of all steps is on the disk
+        browser = Browser(url)
+        assert "1 to 12 of 12" in browser.complete("/run/0/samples")
+        assert "Steps 0 to 2: each column" in browser.complete("/run/0/staleness")
+        assert "step 5 was trained before the run resumed" in browser.open(f"/run/0/samples{lost}")
 
 
 def test_groups_are_listed_in_pages(browser: Browser) -> None:

@@ -115,6 +115,20 @@ def test_steps_written_again_new_and_removed_ones_are_noticed(tmp_path: Path, mo
         assert len(after) == 4 * 16
 
 
+def test_steps_after_the_last_one_of_a_resumed_run_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, range(5))
+    index = SampleIndex(tmp_path)
+    assert complete(index).num_indexed == 5
+    monkeypatch.setattr("asyncrl.page.sample_index.index.LOOK_S", 0.0)
+    progress = index.refresh(WAIT_S, last_step=2)
+    assert (progress.num_indexed, progress.num_files, progress.is_complete) == (3, 3, True)
+    assert index.steps() == [0, 1, 2]
+    assert numbers(index, "SELECT max(step) FROM samples") == numbers(index, "SELECT max(step) FROM versions") == [(2,)]
+    assert index.refresh(WAIT_S, last_step=3).num_indexed == 4
+
+
 def test_torn_and_foreign_files_are_named_and_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path, range(3))
     torn = file_of(tmp_path, 1)
