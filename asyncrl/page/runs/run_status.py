@@ -14,6 +14,8 @@ from pathlib import Path
 import orjson
 import psutil
 
+from asyncrl.process_identity import machine_id, start_of
+
 STATUS_FILE = "status.json"
 
 
@@ -35,20 +37,30 @@ class RunStatus:
     host: str
     pid: int
     process_began: float
-    """Distinguishes the process from a later one with the same id."""
+    """The beginning of the process; a later look finds another time if the clock was set."""
     began: float
     ended: float | None = None
     exit_code: int | None = None
     reason: str = ""
     """One line; empty unless the run failed."""
+    machine: str | None = None
+    """The ``machine_id`` of the process; None in files of earlier versions."""
+    process: str | None = None
+    """The ``start_of`` time of the process, which tells it from later ones with the same id."""
 
 
 class StatusFile:
     """Writes the status of this process's run.  No method raises OSError: a status is only looked at."""
 
     def __init__(self, run_dir: Path) -> None:
-        began = psutil.Process().create_time()
-        status = RunStatus(host=socket.gethostname(), pid=os.getpid(), process_began=began, began=time.time())
+        status = RunStatus(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_began=psutil.Process().create_time(),
+            began=time.time(),
+            machine=machine_id(),
+            process=start_of(os.getpid()),
+        )
         self._path = run_dir / STATUS_FILE
         self._status = status
         self._write(status)
@@ -89,7 +101,9 @@ def state_of(status: RunStatus | None) -> State:
 
 
 def _is_alive(status: RunStatus) -> bool:
-    try:
+    if status.machine is not None and status.process is not None:
+        return status.machine == machine_id() and start_of(status.pid) == status.process
+    try:  # an earlier version wrote the file, or the system has no /proc
         return abs(psutil.Process(status.pid).create_time() - status.process_began) < 1.0
     except psutil.Error:
         return False

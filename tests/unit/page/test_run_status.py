@@ -2,6 +2,7 @@ import os
 import socket
 from pathlib import Path
 
+import orjson
 import psutil
 import pytest
 
@@ -41,6 +42,33 @@ def test_another_process_with_the_same_id_is_not_the_run(tmp_path: Path) -> None
     began = psutil.Process().create_time()
     write_status(tmp_path, host=socket.gethostname(), pid=os.getpid(), process_began=began - 3600)
     assert state(tmp_path) is State.KILLED
+
+
+def test_a_clock_that_was_set_leaves_a_run_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    StatusFile(tmp_path)
+    began = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: began(process) + 5.0)
+    assert state(tmp_path) is State.RUNNING
+
+
+@pytest.mark.parametrize("field", ["machine", "process"])
+def test_a_later_process_with_the_same_id_or_after_a_reboot_is_not_the_run(tmp_path: Path, field: str) -> None:
+    StatusFile(tmp_path)
+    path = tmp_path / "status.json"
+    path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), field: "1"}))
+    assert state(tmp_path) is State.KILLED
+
+
+def test_the_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    began = psutil.Process().create_time()
+    write_status(tmp_path, host=socket.gethostname(), pid=os.getpid(), process_began=began)
+    assert state(tmp_path) is State.RUNNING
+
+
+def test_a_system_without_proc_compares_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.page.runs.run_status.machine_id", lambda: None)
+    StatusFile(tmp_path)
+    assert state(tmp_path) is State.RUNNING
 
 
 def test_a_run_of_another_machine_is_unknown(tmp_path: Path) -> None:

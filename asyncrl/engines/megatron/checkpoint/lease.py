@@ -27,6 +27,7 @@ from uuid import uuid4
 import orjson
 
 from asyncrl.errors import LeaseLost, NotNow
+from asyncrl.process_identity import machine_id, start_of
 
 FOLDER = ".lease"
 HEARTBEAT_S = 2.0
@@ -150,9 +151,9 @@ def _has_ended(root: Path, token: int, say: Callable[[str], None]) -> bool:
 
 def _is_dead(holder: Claim) -> bool:
     """Whether the holder's process is known to have ended, because it ran on this machine."""
-    if holder.machine is None or holder.process is None or holder.machine != _machine():
+    if holder.machine is None or holder.process is None or holder.machine != machine_id():
         return False
-    return _process(holder.pid) != holder.process
+    return start_of(holder.pid) != holder.process
 
 
 def _beat(root: Path, token: int) -> int | None:
@@ -213,9 +214,6 @@ def _read(root: Path, token: int) -> Claim | None:
         return None
 
 
-# ---- processes
-
-
 def _of_this_process(root: Path, token: int) -> Claim:
     return Claim(
         root=root,
@@ -224,25 +222,6 @@ def _of_this_process(root: Path, token: int) -> Claim:
         host=socket.gethostname(),
         pid=os.getpid(),
         since=datetime.now().astimezone().isoformat(" ", "seconds"),
-        machine=_machine(),
-        process=_process(os.getpid()),
+        machine=machine_id(),
+        process=start_of(os.getpid()),
     )
-
-
-def _machine() -> str | None:
-    """Return an id of this boot and of the namespace of process ids; containers of one machine have different ones."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return None
-
-
-def _process(pid: int) -> str | None:
-    """Return the start time of a process, in the kernel's ticks since boot; None if it has ended."""
-    try:
-        # The name, in parentheses, may have any characters.  Then come the state and 19 fields before the start time.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
