@@ -109,7 +109,8 @@ class PageServer:
         if request.host.partition(":")[0] not in {LOOPBACK, "localhost"}:  # the name of a site that resolves to us
             return web.Response(status=403, text="this page answers only under the address that asyncrl printed\n")
         given = request.query.get("key", request.cookies.get(COOKIE, ""))
-        if not hmac.compare_digest(given.encode(), self._key.encode()):
+        # What a client sends may be no text: bytes that UTF-8 cannot decode arrive as halves of surrogate pairs.
+        if not hmac.compare_digest(given.encode(errors="surrogatepass"), self._key.encode()):
             return web.Response(status=401, text="open the whole address that asyncrl printed: it has the page's key\n")
         response = await self._answer(request, handler)
         if "v" in request.query and response.status < 400:

@@ -71,6 +71,24 @@ def test_without_the_key_nothing_is_shown(runs: list[Path], path: str) -> None:
     visit(runs, body, has_key=False)
 
 
+@pytest.mark.parametrize(
+    ("path", "cookie"), [("/", b"\xff\xfe"), ("/?key=%ED%A0%80", b""), ("/", KEY.encode() + b"\xff")]
+)
+def test_a_key_that_is_no_text_is_wrong(runs: list[Path], path: str, cookie: bytes) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        base = client._base_url  # noqa: SLF001
+        assert base is not None
+        reader, writer = await asyncio.open_connection(base.host, base.port)
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost\r\nCookie: {COOKIE}=".encode() + cookie + b"\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert b" 401 " in answer.splitlines()[0]
+        assert b"whole address" in answer
+
+    visit(runs, body, has_key=False)
+
+
 def test_the_key_leaves_the_address(runs: list[Path]) -> None:
     async def body(client: aiohttp.ClientSession) -> None:
         async with client.get(f"/run/0/overview?with=1&key={KEY}") as answer:
