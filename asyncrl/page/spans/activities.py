@@ -44,7 +44,9 @@ GENERATE, PAUSED, IDLE = (
     _PLACES[ENGINES, label] for label in ("generate", "paused for new weights", "no sample in flight")
 )
 TRAINING_SAMPLE, HELD_OUT_SAMPLE = (_PLACES[IN_FLIGHT, label] for label in ("training samples", "held-out samples"))
-_OF_TRAINER = [(place, re.compile(each.names)) for place, each in enumerate(ACTIVITIES) if each.lane == TRAINER]
+_OF_TRAINER = [
+    (place, re.compile(each.names, re.DOTALL)) for place, each in enumerate(ACTIVITIES) if each.lane == TRAINER
+]
 _TRAINING_NAME = re.compile(r"g\d")
 
 

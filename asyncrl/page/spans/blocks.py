@@ -11,6 +11,9 @@ BLOCK_BYTES = 256 * 1024
 """Size of a block: reading one again, for the names of a few samples, takes some milliseconds."""
 _AROUND = b"[],\r\n "
 """Characters around and between the events of a file."""
+_NUMBERS = (int, float)
+_MOST_TRACKS = 2**31
+"""Largest number of a track: arrays hold the number of the slot, one less, in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +55,29 @@ def is_event(line: bytes) -> bool:
 
 
 def spans_in(data: bytes) -> list[dict[str, Any]]:
-    """Return the spans in a block, in its order; lines that are no events are left out."""
+    """Return the spans in a block, in its order; lines that are no events, or lack a part of a span, are left out."""
     try:
         events = orjson.loads(b"[" + data.strip(_AROUND) + b"]")
     except orjson.JSONDecodeError:
         events = [event for line in data.split(b"\n") for event in _events_of_line(line)]
-    return [event for event in events if event.get("ph") == "X"]
+    return [event for event in events if _is_span(event)]
+
+
+def _is_span(event: Any) -> bool:
+    """Return whether an event has all that a run writes of a span; a disk that lost bytes may leave others."""
+    try:
+        return (
+            event["ph"] == "X"
+            and type(event["name"]) is str  # types of JSON have no subclasses, and ``isinstance`` takes twice as long
+            and type(event["ts"]) in _NUMBERS
+            and type(event["dur"]) in _NUMBERS
+            and type(event["pid"]) is int
+            and type(event["tid"]) is int
+            and 0 <= event["tid"] <= _MOST_TRACKS
+            and type(event["args"]) is dict
+        )
+    except (KeyError, TypeError):  # also of what is no mapping
+        return False
 
 
 def _events_of_line(line: bytes) -> list[dict[str, Any]]:

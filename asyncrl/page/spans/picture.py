@@ -183,7 +183,7 @@ def _slots(samples: Lane, recording: Recording, snapshot: Snapshot, number: int)
     """Yield each sample as a bar in its slot, in a colour of the version of its weights."""
     events = recording.events_of(samples.places)
     args = [event.get("args", {}) for event in events]
-    colours = [_VERSION_COLOURS[each.get("version", 0) % len(_VERSION_COLOURS)] for each in args]
+    colours = [_colour_of(each.get("version")) for each in args]
     held_out = samples.kinds == HELD_OUT_SAMPLE
     pink = ACTIVITIES[HELD_OUT_SAMPLE].colour
     spans = zip(events, args, samples.starts.tolist(), samples.stops.tolist(), strict=True)
@@ -207,6 +207,11 @@ def _slots(samples: Lane, recording: Recording, snapshot: Snapshot, number: int)
         "hoverinfo": "text",
         "showlegend": False,
     }
+
+
+def _colour_of(version: Any) -> str:
+    """Return the colour of a version; a damaged timeline may have any value in its place."""
+    return _VERSION_COLOURS[version % len(_VERSION_COLOURS) if isinstance(version, int) else 0]
 
 
 def _steps_in(snapshot: Snapshot, window: Window) -> list[tuple[int, float]]:

@@ -169,13 +169,16 @@ class Recording:
     def _add(self, block: Block, events: list[dict[str, Any]]) -> None:
         samples = [event for event in events if event["pid"] == SAMPLES]
         tracks = [event for event in events if event["pid"] != SAMPLES]
+        # Whatever may fail comes before the first change of the store, or the next refresh would add the block again.
+        of_samples = _columns_of(samples) | {"slot": [event["tid"] - 1 for event in samples]}
+        of_tracks, texts = _columns_of(tracks), [(event["name"], event["args"]) for event in tracks]
         with self._lock:
             store = self._store
             store.blocks.append(block)
             store.firsts.append(len(store.samples))
-            store.samples.append(_columns_of(samples) | {"slot": [event["tid"] - 1 for event in samples]}, len(samples))
-            store.texts += [(event["name"], event["args"]) for event in tracks]
-            store.spans.append(_columns_of(tracks), len(tracks))
+            store.samples.append(of_samples, len(samples))
+            store.texts += texts
+            store.spans.append(of_tracks, len(tracks))
             store.offsets[block.path] = block.offset + block.size
 
 

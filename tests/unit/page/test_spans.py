@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,45 @@ def test_a_torn_line_costs_its_event_alone(tmp_path: Path) -> None:
     lines[place] = lines[place][:40]
     path.write_bytes(b"\n".join(lines))
     assert len(read(path)[1].samples["start"]) == 2 * SLOTS + 1 - 1
+
+
+DAMAGES: Sequence[tuple[bytes, bytes]] = (
+    *((b'"%b":' % name, b'"x%b":' % name) for name in (b"ph", b"name", b"ts", b"dur", b"pid", b"tid", b"args")),
+    (b'"ts":', b'"ts":null,"was":'),
+    (b'"dur":', b'"dur":[],"was":'),
+    (b'"name":', b'"name":3,"was":'),
+    (b'"tid":', b'"tid":9999999999,"was":'),
+    (b'"args":', b'"args":null,"was":'),
+)
+
+
+@pytest.mark.parametrize("name", [b'"step 1"', b'"g3.1"'])
+@pytest.mark.parametrize(("part", "damaged"), DAMAGES)
+def test_an_event_without_a_part_of_a_span_costs_itself_alone(
+    tmp_path: Path, name: bytes, part: bytes, damaged: bytes
+) -> None:
+    write_timeline(tmp_path, steps=2)
+    path = tmp_path / "timeline.json"
+    _, before = read(path)
+    lines = path.read_bytes().split(b"\n")
+    place = next(number for number, line in enumerate(lines) if name in line)
+    lines[place] = lines[place].replace(part, damaged, 1)
+    path.write_bytes(b"\n".join(lines))
+    recording, seen = read(path)
+    counts = len(seen.spans["start"]), len(seen.samples["start"])
+    assert sum(counts) == len(before.spans["start"]) + len(before.samples["start"]) - 1
+    recording.refresh(PATIENCE_S)
+    assert recording.snapshot() is seen, "the block is not read again"
+    starts = [event["ts"] / 1e6 for event in recording.events_of(np.arange(counts[1]))]
+    assert starts == seen.samples["start"].tolist()
+
+
+@pytest.mark.parametrize("line", [b"null,", b"3,", b'"text",'])
+def test_a_line_of_json_that_is_no_event_is_skipped(tmp_path: Path, line: bytes) -> None:
+    write_timeline(tmp_path, steps=2)
+    path = tmp_path / "timeline.json"
+    path.write_bytes(path.read_bytes().replace(b"[\n", b"[\n" + line + b"\n", 1))
+    assert list(read(path)[1].steps) == [0, 1]
 
 
 def test_names_and_arguments_of_samples_are_read_again(tmp_path: Path) -> None:

@@ -56,6 +56,21 @@ def test_a_close_view_shows_single_spans_and_samples_with_their_names(run: RunFi
     assert numbers == ["step 41", "42"]
 
 
+def test_damaged_names_and_versions_are_shown(run: RunFiles) -> None:
+    path = run.path / "timeline.json"
+    data = path.read_bytes()
+    for before, after in ((b'"version":42', b'"version":"x"'), (b'"weights taken"', b'"weights\\ntaken"')):
+        assert before in data
+        data = data.replace(before, after)
+    path.write_bytes(data)
+    assert any("version: x" in text for trace in shown(run, step="42")["figure"]["data"] for text in _texts(trace))
+    assert "other work" in [row[1] for row in shown(run)["rows"]]
+
+
+def _texts(trace: dict[str, Any]) -> list[str]:
+    return list(trace.get("hovertext", []))
+
+
 def test_the_neighbours_of_a_window_have_addresses(run: RunFiles) -> None:
     links = shown(run, **{"from": "100", "to": "200"})["links"]
     assert links == {
