@@ -112,7 +112,8 @@ class TextContexts:
         if best is not None:
             known = self._text_of(best)
             if num_same == len(known.text):
-                return Context(token_ids=best.ids + await self._encoder.encode(text[num_same:]))
+                known_ids = best.ids[:]  # a copy: another request may extend the line during the wait
+                return Context(token_ids=known_ids + await self._encoder.encode(text[num_same:]))
             if num_same >= known.pieces[1][1]:  # all of the prompt, or its turn is empty
                 return await self._cut(best, known, text, num_same)
         if self._prompt.text and text.startswith(self._prompt.text):
