@@ -108,10 +108,11 @@ class ParserProcess:
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._failure is not None:
             raise self._failure
+        line = orjson.dumps(request) + b"\n"  # first: a request that fails here gets no answer, so none may wait for it
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         assert self._process.stdin is not None
-        self._process.stdin.write(orjson.dumps(request) + b"\n")
+        self._process.stdin.write(line)
         return await answer
 
     async def _read(self) -> None:

@@ -30,6 +30,17 @@ def test_answers_are_parsed_in_order() -> None:
     assert asyncio.run(main()) == ["a", "b"]
 
 
+def test_a_request_that_json_does_not_have_shifts_no_answers() -> None:
+    async def main() -> list[str]:
+        async with asyncio.timeout(20), parser(ECHO) as parsing:
+            with pytest.raises(TypeError):
+                await parsing.parse("a", "", ({"parameters": {1, 2}},))
+            async with asyncio.timeout(5):
+                return [(await parsing.parse(text, "", ())).content for text in ("b", "c")]
+
+    assert asyncio.run(main()) == ["b", "c"]
+
+
 def test_the_end_of_the_process_ends_the_run() -> None:
     async def main() -> None:
         async with asyncio.timeout(20), parser(ECHO) as parsing:
