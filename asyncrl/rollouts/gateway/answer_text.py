@@ -106,4 +106,4 @@ class GrowingText:
         for stop in self._asked.sampling.stop:
             text = text.partition(stop)[0]
         longest = max(map(len, self._asked.sampling.stop), default=1)
-        return text[: len(text) - longest + 1] if longest > 1 else text  # the end may be the beginning of a stop text
+        return text[: max(0, len(text) - longest + 1)]  # the end may be the beginning of a stop text
