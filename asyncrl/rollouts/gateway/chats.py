@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from asyncrl.data.tokenizer import Message
-from asyncrl.rollouts.gateway.fields import Body, shown
+from asyncrl.rollouts.gateway.fields import Body, dumped, shown
 from asyncrl.rollouts.gateway.refusals import bad
 from asyncrl.rollouts.record import Line
 
@@ -128,13 +128,13 @@ def arguments_of(found: object) -> object:
     return found
 
 
-def digest(value: object) -> int:
-    """Return a number that is equal for equal JSON values."""
-    return hash(orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
+def digest(value: object, name: str) -> int:
+    """Return a number that is equal for equal JSON values.  Raises RequestRefused for one that is nested too deeply."""
+    return hash(dumped(value, name))
 
 
 def _key(content: str, calls: Sequence[tuple[str, object]]) -> int:
-    return digest([content.strip(), calls])
+    return digest([content.strip(), calls], "tool_calls of a message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +170,16 @@ class AnswerMemory:
             self._by_key.setdefault(_key(content, calls), []).append(answer)
 
     def recognise(self, messages: list[Message], settings: Body) -> Recognised:
-        """Find the model's answers among the messages.  ``settings`` is all else that the rendering depends on."""
+        """Find the model's answers among the messages.  ``settings`` is all else that the rendering depends on.
+
+        Raises RequestRefused for values that are nested too deeply.
+        """
         answers: dict[int, RecordedAnswer] = {}
-        digests = [digest(settings)]
+        digests = [digest(settings, "tools and chat_template_kwargs")]
         for place, message in enumerate(messages):
             answer = self._find(message, digests) if message["role"] == "assistant" else None
             if answer is None:
-                digests.append(digest(message))
+                digests.append(digest(message, "each of messages"))
             else:
                 answers[place] = answer
                 digests.append(-1 - answer.call)

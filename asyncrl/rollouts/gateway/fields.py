@@ -12,6 +12,8 @@ type Body = dict[str, Any]
 """A JSON object as a client sent it."""
 _MOST_SHOWN = 60
 """Characters of a wrong value that an error quotes."""
+_MOST_LEVELS = 250
+"""Levels of nesting that each value of a request may have.  orjson 3.13 reads 1,024 levels and writes 254."""
 
 
 def body_of(payload: bytes) -> Body:
@@ -29,6 +31,17 @@ def shown(value: object) -> str:
     """Return the value for an error message."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def dumped(value: object, name: str) -> bytes:
+    """Return ``value`` within lists, as JSON with sorted keys.  Raises RequestRefused if it is nested too deeply.
+
+    The lists stand for the levels around it in the requests to engines and parsers.
+    """
+    try:
+        return orjson.dumps([[[[value]]]], option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise bad(f"{name} must be nested at most {_MOST_LEVELS} levels deep: {error}") from error
 
 
 def number(body: Mapping[str, Any], name: str, default: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.rollouts.gateway.fields import Body, flag, integer, mapping, number, shown, texts, token_ids
+from asyncrl.rollouts.gateway.fields import Body, dumped, flag, integer, mapping, number, shown, texts, token_ids
 from asyncrl.rollouts.gateway.refusals import bad
 from asyncrl.types import SamplingParams
 
@@ -111,8 +111,16 @@ def _checked(params: Mapping[str, Any], run: SamplingParams, max_new_tokens: int
         stop_token_ids=_stop_token_ids(params, run),
         min_new_tokens=min_new_tokens,
         repetition_penalty=penalty,
-        extra={**run.extra, **{name: params[name] for name in _SENT_ON & params.keys() if params[name] is not None}},
+        extra={**run.extra, **_sent_on(params)},
     )
+
+
+def _sent_on(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that the engines get as they are.  Raises RequestRefused."""
+    found = {name: params[name] for name in _SENT_ON & params.keys() if params[name] is not None}
+    for name, value in found.items():
+        dumped(value, name)  # refuses what the client of the engines cannot write, which would end the run
+    return found
 
 
 def _stop_token_ids(params: Mapping[str, Any], run: SamplingParams) -> tuple[int, ...]:

@@ -21,6 +21,9 @@ CALL = '<think>\nI add.\n</think>\n\n<tool_call>\n{"name":"add","arguments":{"a"
 SO = "<think>\nOf course.\n</think>\n\nThe answer is 42.<|im_end|>"
 QUESTION: Any = {"role": "user", "content": "What is 40 + 2?"}
 BROKEN_CALL = {"function": {"name": "x", "arguments": "}"}}
+DEEP = json.loads(300 * '{"a":' + "1" + 300 * "}")
+"""An object that orjson reads and does not write."""
+DEEP_CALL = {"function": {"name": "x", "arguments": DEEP}}
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
 OPENAI_TOOL: Any = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": PARAMETERS}}
 ANTHROPIC_TOOL: Any = {"name": "add", "description": "adds", "input_schema": PARAMETERS}
@@ -212,6 +215,20 @@ def test_openai_completions_continue_texts_and_tokens(tmp_path: Path) -> None:
         ({"messages": [QUESTION], "n": 0}, "n must be an integer of at least 1, got 0"),
         ({"messages": [QUESTION], "max_tokens": "x"}, "max_tokens must be an integer"),
         ({"messages": [{"role": "assistant", "tool_calls": [BROKEN_CALL]}]}, "must be JSON"),
+        ({"messages": [{**QUESTION, "x": DEEP}]}, "each of messages must be nested at most 250 levels deep"),
+        ({"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}, QUESTION]}, "each of messages must be nested"),
+        (
+            {"messages": [QUESTION], "tools": [{"function": {"name": "x", "parameters": DEEP}}]},
+            "tools and chat_template_kwargs must be nested at most 250 levels deep",
+        ),
+        (
+            {"messages": [QUESTION], "chat_template_kwargs": DEEP},
+            "tools and chat_template_kwargs must be nested",
+        ),
+        (
+            {"messages": [QUESTION], "custom_params": DEEP},
+            "custom_params must be nested at most 250 levels deep",
+        ),
     ],
 )
 def test_wrong_chats_get_one_line(tmp_path: Path, body: object, line: str) -> None:
@@ -219,6 +236,17 @@ def test_wrong_chats_get_one_line(tmp_path: Path, body: object, line: str) -> No
         client = world.episode([])
         status, found = await client.post("/v1/chat/completions", body)
         assert (status, line in found["error"]["message"]) == (400, True), found
+
+    run(scenario, World(tmp_path))
+
+
+def test_a_value_of_250_levels_is_accepted(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        client = world.episode(lambda *_: "It rains.<|im_end|>")
+        for levels, expected in ((250, 200), (251, 400)):
+            value = json.loads(levels * "[" + levels * "]")
+            for body in ({"messages": [QUESTION], "custom_params": value}, {"messages": [{**QUESTION, "x": value[0]}]}):
+                assert (await client.post("/v1/chat/completions", body))[0] == expected
 
     run(scenario, World(tmp_path))
 

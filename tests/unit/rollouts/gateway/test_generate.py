@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,10 @@ def test_without_settings_the_run_s_apply(tmp_path: Path) -> None:
         (
             {"input_ids": [5], "sampling_params": {"stop_token_ids": [5, 1000]}},
             "stop_token_ids must be 0 to 999, got 1000",
+        ),
+        (
+            {"input_ids": [5], "sampling_params": {"custom_params": json.loads(300 * "[" + 300 * "]")}},
+            "custom_params must be nested at most 250 levels deep",
         ),
         ({"input_ids": []}, "must not be empty"),
         ({}, "Either text, input_ids or input_embeds should be provided."),
