@@ -9,10 +9,10 @@ from aiohttp import web
 from asyncrl.data.tokenizer import Message
 from asyncrl.rollouts.gateway.chat_turns import ChatAnswer, ChatRequest, ChatTurns
 from asyncrl.rollouts.gateway.chats import arguments_of
-from asyncrl.rollouts.gateway.fields import Body, flag, mapping, objects, shown, text
+from asyncrl.rollouts.gateway.fields import Body, dumped, flag, mapping, objects, shown, text
 from asyncrl.rollouts.gateway.openai_chat import chat_request
 from asyncrl.rollouts.gateway.parts import Events, Parts, json_response, new_id
-from asyncrl.rollouts.gateway.refusals import bad
+from asyncrl.rollouts.gateway.refusals import RequestRefused, bad
 from asyncrl.types import FinishReason, SamplingParams
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -170,7 +170,8 @@ def _blocks(answer: ChatAnswer) -> list[dict[str, Any]]:
 def _tool_use(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     try:
         given = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
+        dumped(given, "input")  # else the answer could not be written
+    except (orjson.JSONDecodeError, RequestRefused):
         given = {"arguments": arguments}
     return {"type": "tool_use", "id": call_id, "name": name, "input": given}
 

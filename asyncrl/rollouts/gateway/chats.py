@@ -6,6 +6,7 @@ often changed in ways that mean nothing: arguments with other spacing, without i
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import orjson
 
 from asyncrl.data.tokenizer import Message
 from asyncrl.rollouts.gateway.fields import Body, dumped, shown
-from asyncrl.rollouts.gateway.refusals import bad
+from asyncrl.rollouts.gateway.refusals import RequestRefused, bad
 from asyncrl.rollouts.record import Line
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -167,7 +168,8 @@ class AnswerMemory:
         self.answers.append(answer)
         calls = [(call.name, _loaded(call.arguments)) for call in parsed.tool_calls]
         for content in {parsed.content, parsed.content.rpartition(END_THINK)[2]}:
-            self._by_key.setdefault(_key(content, calls), []).append(answer)
+            with suppress(RequestRefused):  # the model nested its arguments so deeply that no request may repeat them
+                self._by_key.setdefault(_key(content, calls), []).append(answer)
 
     def recognise(self, messages: list[Message], settings: Body) -> Recognised:
         """Find the model's answers among the messages.  ``settings`` is all else that the rendering depends on.

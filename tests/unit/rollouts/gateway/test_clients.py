@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from asyncrl.types import FinishReason
 from tests.unit.rollouts.gateway.templates import QWEN3
 from tests.unit.rollouts.gateway.test_chat_tokens import TagParser
 from tests.unit.rollouts.gateway.world import Client, World, run
+from tests.unit.rollouts.turns import SAMPLING
 
 if TYPE_CHECKING:
     import anthropic  # takes 2 s, which every worker would spend in the collection
@@ -249,6 +251,20 @@ def test_a_value_of_250_levels_is_accepted(tmp_path: Path) -> None:
                 assert (await client.post("/v1/chat/completions", body))[0] == expected
 
     run(scenario, World(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_model_may_nest_the_arguments_of_a_call_as_deeply_as_it_likes(tmp_path: Path, path: str) -> None:
+    async def scenario(world: World) -> None:
+        call = json.dumps({"name": "add", "arguments": DEEP})
+        client = world.episode(
+            [f"<tool_call>{call}</tool_call><|im_end|>"], sampling=replace(SAMPLING, max_new_tokens=4000)
+        )
+        status, found = await client.post(path, {"messages": [QUESTION], "max_tokens": 4000})
+        assert status == 200, found
+        assert json.dumps(DEEP) in json.dumps(found).replace("\\", "")
+
+    run(scenario, World(tmp_path, parser=TagParser()))
 
 
 def test_openai_gets_named_errors(tmp_path: Path) -> None:
