@@ -19,6 +19,7 @@ import jinja2.sandbox
 import tokenizers  # type: ignore[import-untyped]
 
 from asyncrl.data.byte_level import bytes_of_tokens, joined
+from asyncrl.data.incremental_text import BytesText, IncrementalText, TailText, ids_of_bytes
 from asyncrl.data.tiktoken_words import RANKS_FILE, load_tiktoken
 from asyncrl.errors import DataError
 
@@ -60,6 +61,12 @@ class TextTokenizer:
         self._chat = chat
         self._skips = skip_special_tokens
         self._bytes = bytes_of_tokens(words, skip_special_tokens=skip_special_tokens)
+        self._skipped: frozenset[int] = frozenset()
+        self._single_bytes: frozenset[int] = frozenset()
+        if self._bytes is None:
+            added = words.get_added_tokens_decoder() if skip_special_tokens else {}
+            self._skipped = frozenset(number for number, token in added.items() if token.special)
+            self._single_bytes = ids_of_bytes(words)
 
     def skipping(self, skip_special_tokens: bool) -> "TextTokenizer":
         """Return this tokenizer with decoded texts that lack special tokens, or keep them."""
@@ -93,6 +100,12 @@ class TextTokenizer:
                 return joined(self._bytes, token_ids).decode("utf-8", "replace")
         text: str = self._words.decode(list(token_ids), skip_special_tokens=self._skips)
         return text
+
+    def incremental(self) -> IncrementalText:
+        """Return an empty text that grows by tokens: at each time ``decode`` of all its tokens."""
+        if self._bytes is not None:
+            return BytesText(self._bytes)
+        return TailText(self.decode, self._skipped, self._single_bytes)
 
     @property
     def has_chat_template(self) -> bool:

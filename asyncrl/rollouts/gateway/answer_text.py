@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncrl.data.incremental_text import IncrementalText
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.episodes import GeneratedTurn
 from asyncrl.rollouts.gateway.sampling import Asked
@@ -72,7 +73,8 @@ class GrowingText:
     def __init__(self, texts: AnswerTexts, asked: Asked) -> None:
         self._texts = texts
         self._asked = asked
-        self._decode = texts.decoder(asked).decode
+        tokenizer = texts.decoder(asked)
+        self._whole, self._trimmed = tokenizer.incremental(), tokenizer.incremental()
         self.chunks: list[Chunk] = []
         self.token_ids: list[int] = []
         self._sent = 0
@@ -85,12 +87,12 @@ class GrowingText:
     @property
     def text(self) -> str:
         """The text so far, without a broken character at its end."""
-        return self._decode(tuple(self.token_ids)).rstrip(_BROKEN)
+        return self._decoded(self._whole, len(self.token_ids))
 
     def piece(self) -> str:
         """Return the text that is new since the last call and that the end of the answer can no longer trim."""
-        text = self._settled()
-        new, self._sent = text[self._sent :], max(self._sent, len(text))
+        new = self._settled()
+        self._sent += len(new)
         return new
 
     def rest(self, whole: str) -> str:
@@ -98,12 +100,18 @@ class GrowingText:
         return whole[self._sent :]
 
     def _settled(self) -> str:
-        if self._asked.keeps_stop:
-            return self.text
-        token_ids = self.token_ids
-        has_end = bool(token_ids) and self._texts.is_end(token_ids[-1], self._asked)
-        text = self._decode(tuple(token_ids[:-1] if has_end else token_ids)).rstrip(_BROKEN)
-        for stop in self._asked.sampling.stop:
+        """Return the text behind what was sent that can be sent."""
+        token_ids, asked = self.token_ids, self._asked
+        if asked.keeps_stop:
+            return self._decoded(self._whole, len(token_ids), self._sent)
+        has_end = bool(token_ids) and self._texts.is_end(token_ids[-1], asked)
+        text = self._decoded(self._trimmed, len(token_ids) - has_end, self._sent)
+        for stop in asked.sampling.stop:  # it begins here: what may be its beginning is not sent
             text = text.partition(stop)[0]
-        longest = max(map(len, self._asked.sampling.stop), default=1)
-        return text[: max(0, len(text) - longest + 1)]  # the end may be the beginning of a stop text
+        longest = max(map(len, asked.sampling.stop), default=1)
+        return text[: max(0, len(text) - longest + 1)]
+
+    def _decoded(self, text: IncrementalText, num_tokens: int, start: int = 0) -> str:
+        """Return the text of the first tokens from the character ``start`` on, without a broken one at its end."""
+        text.extend(self.token_ids[text.num_tokens : num_tokens])
+        return text.text(start).rstrip(_BROKEN)
