@@ -14,7 +14,7 @@ from asyncrl.errors import DataError
 
 _EXIT_CODES = """exit codes:
   0  nothing is missing: the run starts as it is
-  1  something is missing: a flag, a value, a file, a function or a symbol
+  1  something is missing: a flag, a value, a file, a function or a symbol; or the script loses flags
   2  the script cannot be read, or has no training command"""
 
 

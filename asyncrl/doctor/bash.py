@@ -4,15 +4,17 @@ Assignments, arrays, files that are sourced, functions and conditions on variabl
 depends on a command counts as false, and is reported.
 """
 
+import difflib
 import fnmatch
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asyncrl.doctor.conditions import holds
 from asyncrl.doctor.expand import array, source, text, words
-from asyncrl.doctor.shell import Command, Shell
+from asyncrl.doctor.shell import Command, Note, Shell
 from asyncrl.doctor.words import Text
 from asyncrl.errors import DataError
 
@@ -33,7 +35,19 @@ def read_script(path: Path, given: Mapping[str, str]) -> Shell:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
     _read(script, code, shell)
+    _judge_unset_arrays(shell)
     return shell
+
+
+def _judge_unset_arrays(shell: Shell) -> None:
+    """Report the arrays that are not set: as mistakes if another array is set for nothing, so its words are lost."""
+    unused = sorted(shell.arrays.keys() - shell.used_arrays)
+    for name, note in shell.unset_arrays.items():
+        if unused:
+            lost = ", ".join(difflib.get_close_matches(name, unused, n=1) or unused)
+            shell.mistakes.append(replace(note, text=f"{note.text}; the words of {lost} are used nowhere"))
+        else:
+            shell.notes.append(note)
 
 
 def _read(file: Path, code: bytes, shell: Shell) -> None:
@@ -112,7 +126,8 @@ def _command(node: Any, shell: Shell) -> None:
         builtin(node, command, shell)
     else:
         if first.startswith("--"):
-            shell.note(node, f"a command begins with {first}: the line before it lacks its backslash")
+            text = f"a command begins with {first}: the line before it is a comment, or does not end with a backslash"
+            shell.mistakes.append(Note(place=shell.place(node), text=text))
         shell.commands.append(command)
 
 

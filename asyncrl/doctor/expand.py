@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from asyncrl.doctor.shell import Shell
+from asyncrl.doctor.shell import Note, Shell
 from asyncrl.doctor.words import Break, Part, Text, joined, literal, split
 
 Parts = list[Part | Break]
@@ -92,8 +92,13 @@ def _expansion(node: Any, shell: Shell, is_quoted: bool) -> Parts:
     target, rest = inner[0], inner[1:]
     if target.type == "subscript":
         name, index = (source(child) for child in target.named_children[:2])
-        if index in "@*" and not rest:
-            return _array(name, shell, is_quoted, node)
+        if index in "@*":
+            is_set = bool(shell.arrays.get(name)) or name in shell.scalars
+            operation = source(rest[0]) if rest else ""
+            if not rest or (is_set and operation in ("-", ":-")):
+                return _array(name, shell, is_quoted, node)
+            if operation in ("+", ":+"):
+                return [part for each in rest[1:] if is_set for part in parts(each, shell, is_quoted=is_quoted)]
         value = _element(name, index, shell)
     else:
         value = _value(source(target), shell)
@@ -136,6 +141,7 @@ def _value(name: str, shell: Shell) -> Text:
     if name.isdigit() and 0 < int(name) <= len(shell.arguments):
         return shell.arguments[int(name) - 1]
     if name in shell.arrays:
+        shell.used_arrays.add(name)
         return next(iter(shell.arrays[name]), Text(value=""))
     return shell.scalars.get(name, Text(value=f"${name}", unset=(name,)))
 
@@ -144,8 +150,10 @@ def _array(name: str, shell: Shell, is_quoted: bool, node: Any) -> Parts:
     if name not in shell.arrays:
         if name in shell.scalars:
             return [Part(text=shell.scalars[name], is_quoted=is_quoted)]
-        shell.note(node, f"the script does not set the array {name}, so it adds no words here")
+        text = f"the script does not set the array {name}, so it adds no words here"
+        shell.unset_arrays.setdefault(name, Note(place=shell.place(node), text=text))
         return []
+    shell.used_arrays.add(name)
     return _elements(shell.arrays[name])
 
 
@@ -161,6 +169,7 @@ def _element(name: str, index: str, shell: Shell) -> Text:
     if name == "BASH_SOURCE":
         return Text(value=str(shell.file))
     values = shell.arrays.get(name, [])
+    shell.used_arrays.add(name)
     if index.isdigit() and int(index) < len(values):
         return values[int(index)]
     return Text(value=f"${{{name}[{index}]}}", unset=(name,))

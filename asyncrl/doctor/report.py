@@ -32,6 +32,8 @@ class Report:
     functions: tuple[UserFunction, ...]
     python_path: tuple[Path, ...]
     """Folders that must be on PYTHONPATH for the functions."""
+    mistakes: tuple[str, ...]
+    """Places where the script loses words."""
     refusals: tuple[str, ...]
     """asyncrl's error lines for the TOML file."""
     missing_files: tuple[str, ...]
@@ -48,7 +50,8 @@ class Report:
         problems = {line for function in self.functions for line in function.problems}
         imports = {each for function in self.functions for each in function.imports if not each.is_there}
         return (
-            len(flags)
+            len(self.mistakes)
+            + len(flags)
             + len(problems)
             + len(imports)
             + len(self.refusals)
@@ -85,6 +88,7 @@ def examine_script(path: Path, given: Mapping[str, str]) -> Report:
         translation=translation,
         functions=functions,
         python_path=tuple(_python_path(functions, named)),
+        mistakes=tuple(f"{note.place}: {note.text}" for note in shell.mistakes),
         refusals=tuple(_refusals(translation, shell)),
         missing_files=tuple(shell.missing_files),
         absent=tuple(_absent(launch.flags, shell)),
@@ -190,6 +194,7 @@ def written(report: Report) -> str:
     """Return the report as text for a person."""
     sections = [
         (f"{report.launch.place}: {report.launch.program} with {len(report.launch.flags)} flags", []),
+        ("Mistakes in the script, which lose flags", list(report.mistakes)),
         *_flag_sections(report.translation),
         ("Defaults that are not slime's, for flags that the script leaves out", other_defaults(report.translation)),
         *_function_sections(report.functions),

@@ -41,6 +41,11 @@ class Shell:
     """Syntax trees of function bodies by name."""
     commands: list[Command] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    mistakes: list[Note] = field(default_factory=list)
+    """Places where the script loses words, such as a missing backslash."""
+    used_arrays: set[str] = field(default_factory=set)
+    unset_arrays: dict[str, Note] = field(default_factory=dict)
+    """Arrays that the script uses and does not set, each with a note on its first use."""
     missing_files: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     """The files that are being read; the last one includes the current statement."""

@@ -52,6 +52,8 @@ D=$(cat <<EOT
 EOT
 )
 show "$D"
+show ${A[@]+"${A[@]}"} ${NONE[@]+"${NONE[@]}"} end
+show "${A[@]:-none}" ${NONE[@]:-two words}
 show \
     continued \
     lines
@@ -91,6 +93,20 @@ def test_an_array_that_is_not_set_adds_no_words_and_is_reported(tmp_path: Path) 
         "the script does not set the array MODEL_ARGS, so it adds no words here",
         "the script does not set the array OTHER, so it adds no words here",
     ]
+
+
+def test_an_array_that_is_not_set_is_a_mistake_if_the_words_of_another_one_are_lost(tmp_path: Path) -> None:
+    code = "GRPO_ARGS=(--a 1)\nOTHER=(--b 2)\nrun ${GRP_ARGS[@]} ${OTHER[@]} ${EVAL_ARGS[@]+x}\n"
+    shell = read(tmp_path, code)
+    assert [(note.place, note.text) for note in shell.mistakes] == [
+        (
+            "run.sh:3",
+            "the script does not set the array GRP_ARGS, so it adds no words here; the words of GRPO_ARGS are used "
+            "nowhere",
+        )
+    ]
+    assert not shell.notes
+    assert not read(tmp_path, code.replace("GRP_", "GRPO_")).mistakes
 
 
 def test_variables_can_be_given(tmp_path: Path) -> None:
@@ -133,7 +149,9 @@ def test_functions_that_multiply_are_an_error_not_a_hang(tmp_path: Path) -> None
 
 def test_a_missing_backslash_is_reported(tmp_path: Path) -> None:
     shell = read(tmp_path, "python train.py --a 1\n  --b 2\n")
-    assert [note.text for note in shell.notes] == ["a command begins with --b: the line before it lacks its backslash"]
+    assert [(note.place, note.text) for note in shell.mistakes] == [
+        ("run.sh:2", "a command begins with --b: the line before it is a comment, or does not end with a backslash")
+    ]
 
 
 def test_a_script_that_cannot_be_read_is_a_data_error(tmp_path: Path) -> None:

@@ -227,6 +227,26 @@ def test_the_folders_of_functions_are_exported_without_slimes_megatron(tmp_path:
     assert report.num_obstacles == 0  # the symbol of slime is there
 
 
+@pytest.mark.parametrize(
+    ("slip", "line"),
+    [
+        ("${SIZES[@]}\n--lr 1e-6", "run.sh:5: a command begins with --lr: the line before it is a comment, or"),
+        ("${SIZE[@]} --lr 1e-6", "run.sh:4: the script does not set the array SIZE, so it adds no words here; the"),
+        ("\\\n# ${SIZES[@]} \\\n--lr 1e-6", "run.sh:6: a command begins with --lr: the line before it is a comment"),
+    ],
+)
+def test_a_script_that_loses_flags_is_not_called_complete(
+    slip: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = "SIZES=(--rollout-max-response-len 64)\n"
+    assert written_script(tmp_path, "${SIZES[@]} --lr 1e-6", before).num_obstacles == 0
+    (tmp_path / "run.sh").write_text(f"{before}\n\npython train_async.py {NEEDED} {slip}\n")
+    assert main([str(tmp_path / "run.sh")]) == 1
+    report = capsys.readouterr().err
+    assert report.split("\n\n")[1].startswith(f"Mistakes in the script, which lose flags:\n  {line}")
+    assert report.endswith("\n\n1 thing to change before this run starts.\n")
+
+
 def test_no_folder_is_exported_without_functions(tmp_path: Path) -> None:
     report = written_script(tmp_path, "--custom-rm-path my.py:rate", f"export PYTHONPATH={tmp_path}")
     assert report.python_path == ()
