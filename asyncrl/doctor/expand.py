@@ -176,7 +176,7 @@ def _element(name: str, index: str, shell: Shell) -> Text:
 
 
 def _substitution(node: Any, shell: Shell, is_quoted: bool) -> Parts:
-    """Expand ``$(...)`` if it only names folders or quotes a text; any other command is unknown."""
+    """Expand ``$(...)`` if it names folders, quotes a text or counts; any other command is unknown."""
     inner = [child for child in node.named_children if child.type != "comment"]
     found = _output(inner[0], shell) if len(inner) == 1 else None
     return [_unknown(node, is_quoted) if found is None else Part(text=found, is_quoted=is_quoted)]
@@ -192,7 +192,7 @@ def _output(node: Any, shell: Shell) -> Text | None:
     if node.type == "list":
         first, last = node.named_children[0], node.named_children[-1]
         return _changed_folder(first, shell) if source(last) in ("pwd", "pwd -P") else None
-    return _path_command(node, shell) if node.type == "command" else None
+    return _command_output(node, shell) if node.type == "command" else None
 
 
 def _document(redirect: Any, shell: Shell) -> Text | None:
@@ -216,11 +216,13 @@ def _changed_folder(node: Any, shell: Shell) -> Text | None:
     return Text(value=os.path.normpath(shell.script.parent / given[-1]))
 
 
-def _path_command(node: Any, shell: Shell) -> Text | None:
+def _command_output(node: Any, shell: Shell) -> Text | None:
     given = _arguments(node, shell)
     if len(given) < 2 or not all(each.is_known for each in given):
         return None
     name, path = given[0].value, given[-1].value
+    if name == "seq":
+        return _sequence([each.value for each in given[1:]])
     if name in ("realpath", "readlink"):
         return Text(value=os.path.normpath(shell.script.parent / path))
     return {
@@ -228,6 +230,22 @@ def _path_command(node: Any, shell: Shell) -> Text | None:
         "basename": Text(value=Path(path).name),
         "echo": Text(value=" ".join(each.value for each in given[1:])),
     }.get(name)
+
+
+def _sequence(given: list[str]) -> Text | None:
+    """Return the output of ``seq`` with whole numbers: LAST, FIRST LAST, or FIRST STEP LAST."""
+    if len(given) > 3 or not all(re.fullmatch(r"[+-]?[0-9]{1,18}", each) for each in given):
+        return None
+    numbers = [int(each) for each in given]
+    first, step, last = numbers[0] if len(given) > 1 else 1, numbers[1] if len(given) > 2 else 1, numbers[-1]
+    if step == 0:
+        return None
+    found = range(first, last + (1 if step > 0 else -1), step)
+    return Text(value="\n".join(map(str, found))) if len(found) <= _MOST_NUMBERS else None
+
+
+_MOST_NUMBERS = 10_000
+"""The maximum number of words of one ``seq``; slime's scripts have 31."""
 
 
 def _arguments(node: Any, shell: Shell) -> list[Text]:

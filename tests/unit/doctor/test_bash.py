@@ -33,6 +33,8 @@ TEXT="  spaced   out "
 show "${A[@]}" ${A[0]} $N "$N$N" ${TEXT} "${TEXT}"
 show ${UNSET:-one two} "${UNSET:-one two}" ${N:+yes} "a\"b\$c" $((N * 2 + 1)) x"$N"y
 show "${P##*/}" "${P%/*}" "${P%%/*}" "${P#*/}"
+show $(seq 3) "$(seq 2 4)" 1 $(seq 16 8 40) $(seq 3 -2 -3) $(seq 5 1) "$(seq 5 1)" $(seq $N $((N + 1)))
+F=(--sizes 1 2 $(seq 4 4 12)); show "${F[@]}"; for i in $(seq 0 1); do show turn $i; done
 show "$(dirname "$P")" "$(basename $P)" "$(echo hi there)"
 if [ "$N" -gt 40 ] && [[ "$N" == 3? ]]; then show numbers
 elif [ -z "$N" ]; then show empty
@@ -84,6 +86,14 @@ def test_unknown_values_keep_their_source(tmp_path: Path) -> None:
     assert by_flag["--a"].unknown == by_flag["--c"].unknown == ("$(nvidia-smi -L | wc -l)",)
     assert by_flag["--b"].unset == ("HOME_DIR",)
     assert by_flag["--b"].value == "$HOME_DIR/x"
+
+
+@pytest.mark.parametrize(
+    "code", ["seq 0 0 3", "seq 1.5", "seq -w 9 11", "seq 1 2 3 4", "seq 99999999", "nproc", "seq $X"]
+)
+def test_a_command_that_cannot_be_computed_stays_unknown(code: str, tmp_path: Path) -> None:
+    (word,) = read(tmp_path, f"run $({code})\n").commands[-1].words[1:]
+    assert (word.value, word.unknown) == (f"$({code})", (f"$({code})",))
 
 
 def test_an_array_that_is_not_set_adds_no_words_and_is_reported(tmp_path: Path) -> None:

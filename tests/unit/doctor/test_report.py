@@ -17,6 +17,7 @@ from asyncrl.config import load_run
 from asyncrl.doctor.__main__ import main
 from asyncrl.doctor.report import Report, examine_script, written
 from asyncrl.doctor.settings import Verdict
+from asyncrl.engines.sglang.launch import ServerLaunch, server_command
 from asyncrl.errors import DataError
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -161,6 +162,20 @@ def test_values_and_conditions_of_all_kinds_of_flags_are_checked(tmp_path: Path)
     assert report.num_obstacles == 1
     script.write_text(script.read_text().replace("--offload", "--colocate --max-staleness 0 --offload"))
     assert examine_script(script, {}).num_obstacles == 0
+
+
+def test_sizes_that_a_script_counts_with_seq_reach_the_server(tmp_path: Path) -> None:
+    report = written_script(tmp_path, "${SIZES[@]}", "SIZES=(--sglang-cuda-graph-bs 1 2 4 8 $(seq 16 8 256))")
+    assert report.num_obstacles == 0
+    (tmp_path / "run.toml").write_text(report.toml)
+    flags = load_run(["--config", str(tmp_path / "run.toml"), "--dry-run"]).sglang
+    sizes = ("1", "2", "4", "8", *(str(size) for size in range(16, 257, 8)))
+    assert flags == {"cuda-graph-bs": sizes}
+    launch = ServerLaunch(
+        model_path=BASE, port=1, key="", nccl_port=2, device="cuda", dtype="bfloat16", seed=1, flags=flags
+    )
+    words = server_command(launch).arguments
+    assert words[words.index("--cuda-graph-bs") + 1 :] == sizes
 
 
 NEEDED = (
