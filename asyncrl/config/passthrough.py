@@ -49,6 +49,8 @@ OWNED = {
         "grpc-mode": _BESIDE_THE_KEY,
         "smg-grpc-mode": _BESIDE_THE_KEY,
         "weight-version": "asyncrl sets it with each weight update",
+        "enable-ep-moe": "SGLang has replaced it; use --sglang-ep-size with the number of GPUs per engine",
+        "enable-deepep-moe": "SGLang has replaced it; use --sglang-moe-a2a-backend deepep",
         "incremental-streaming-output": "asyncrl always turns it on",
         "router-ip": "asyncrl starts the router; --no-use-router does without it",
         "router-port": "asyncrl starts the router; --no-use-router does without it",
@@ -82,7 +84,8 @@ OWNED = {
         "mini-lb": _PD,
     },
 }
-"""The flags that asyncrl sets itself, by prefix, each with its reason or replacement."""
+"""The flags that asyncrl sets itself or that the program has replaced, by prefix, each with its reason or
+replacement."""
 
 
 def passed_through(name: str) -> tuple[str, str] | None:
@@ -127,7 +130,7 @@ def flag_words(given: Any) -> list[str]:
 
 
 def owned(sglang: Collection[str], router: Collection[str]) -> list[str]:
-    """One line for each given flag that asyncrl sets itself."""
+    """One line for each given flag in ``OWNED``, and for replicas of an engine."""
     given = {"sglang-": sglang, "router-": router}
     replicas = [] if "enable-dp-attention" in sglang else [name for name in _REPLICAS if name in sglang]
     return [

@@ -10,6 +10,9 @@ _DATA: Sequence[Rows] = (
     without_effect("--num-rollout counts the training steps: num-epoch x prompts // rollout-batch-size", "num-epoch"),
     not_here("use --data-source-path, whose class owns its data", "disable-rollout-global-dataset"),
     not_here("prompts are text", "multimodal-keys"),
+    without_effect("the tokenizer is that of --hf-checkpoint", "tokenizer-type", "tokenizer-model"),
+    not_here("use --prompt-data", "data-path"),
+    not_here("use --eval-prompt-data", "split", "eval-iters"),
 )
 
 _ROLLOUT: Sequence[Rows] = (

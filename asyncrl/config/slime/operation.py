@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from asyncrl.config.slime.status import Rows, differs, not_here, true_anyway, without_effect
 
 _DEBUG = "use --dry-run to check a run, or python -m benchmarks.trainer to run the trainer alone"
+_METRICS = "every step is reported, with the metrics of docs/metrics.md"
 _FULL = "every update sends all weights"
 
 _PLACEMENT: Sequence[Rows] = (
@@ -50,7 +51,23 @@ _FAILURES: Sequence[Rows] = (
 _REPORTS: Sequence[Rows] = (
     differs("on by default; the events are in the run directory", "use-tensorboard"),
     true_anyway("W&B's step is the training step", "wandb-always-use-train-step"),
-    not_here("use --run-dir, which has the events", "tb-project-name", "tb-experiment-name"),
+    not_here("use --run-dir, which has the events", "tb-project-name", "tb-experiment-name", "tensorboard-dir"),
+    without_effect(
+        _METRICS,
+        "log-throughput",
+        "log-params-norm",
+        "log-num-zeros-in-grad",
+        "log-progress",
+        "log-timers-to-tensorboard",
+        "log-memory-to-tensorboard",
+        "log-validation-ppl-to-tensorboard",
+        "log-world-size-to-tensorboard",
+        "moe-per-layer-logging",
+        words="none",
+    ),
+    without_effect(_METRICS, "log-interval", "timing-log-level", "tensorboard-log-interval", "tensorboard-queue-size"),
+    not_here("use --wandb-group", "wandb-exp-name"),
+    not_here("use --wandb-dir", "wandb-save-dir"),
     without_effect(
         "evaluations report pass@k; of training batches, only the rewards are reported", "log-passrate", words="none"
     ),
@@ -81,6 +98,11 @@ _DEBUGGING: Sequence[Rows] = (
         "memory-recorder",
         "record-memory-history",
         "profile-target",
+        "profile",
+        "profile-step-start",
+        "profile-step-end",
+        "profile-ranks",
+        "use-pytorch-profiler",
     ),
     not_here(
         "slime's own tests need it",

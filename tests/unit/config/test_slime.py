@@ -13,6 +13,7 @@ from asyncrl.config.command_line import parser, read_flags
 from asyncrl.config.knobs import ALIASES, knobs
 from asyncrl.config.slime.status import Kind
 from asyncrl.config.slime.table import SECTIONS, TABLE
+from asyncrl.engines.sglang.server_flags import known_server_flags
 from tests.unit.config.runs import complaints, complete, load
 
 PAGE = Path(__file__).parents[3] / "docs" / "slime.md"
@@ -132,6 +133,25 @@ def test_a_flag_that_is_true_anyway_or_has_no_effect_is_accepted_with_a_note(tmp
             assert [note for note in run.notes if f"--{name}" in note] != []
 
 
+def test_common_flags_of_megatrons_own_scripts_are_accepted_with_notes(tmp_path: Path) -> None:
+    words = (
+        "--use-mcore-models --use-flash-attn --overlap-grad-reduce --overlap-param-gather --tp-comm-overlap "
+        "--ckpt-format torch_dist --auto-detect-ckpt-format --manual-gc --log-throughput --log-interval 1 "
+        "--timing-log-level 0 --init-method-std 0.02 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te "
+        "--exp-avg-dtype fp32 --no-bias-dropout-fusion --tokenizer-type HuggingFaceTokenizer "
+        "--num-layers-per-virtual-pipeline-stage 4 --use-checkpoint-args"
+    )
+    notes = "\n".join(load(tmp_path, *words.split()).notes)
+    names = set(re.findall(r"--([a-z-]+)", words)) - {"overlap-grad-reduce"}
+    assert [name for name in names if f"--{name}" not in notes] == []
+
+
+def test_a_flag_that_sglang_has_replaced_is_not_one_of_its_flags() -> None:
+    known = known_server_flags()
+    assert not {"enable-ep-moe", "enable-deepep-moe"} & known
+    assert {"ep-size", "moe-a2a-backend"} <= known
+
+
 def test_one_note_names_all_flags_that_are_true_anyway(tmp_path: Path) -> None:
     words = ["--optimizer", "adam", "--swiglu", "--use-fault-tolerance", "--attention-dropout", "0.0"]
     assert load(tmp_path, *words).notes == (
@@ -185,6 +205,13 @@ def test_a_value_that_the_run_does_not_have_is_an_error(tmp_path: Path, words: s
         ("--sglang-disaggregation-mode prefill", "--sglang-disaggregation-mode cannot be given: every engine does"),
         ("--router-pd-disaggregation", "--router-pd-disaggregation cannot be given: every engine does"),
         ("--sglang-router-ip 10.0.0.1", "--sglang-router-ip cannot be given: asyncrl starts the router"),
+        ("--sglang-enable-ep-moe", "--sglang-enable-ep-moe cannot be given: SGLang has replaced it; use --sglang-ep"),
+        ("--sglang-enable-deepep-moe", "--sglang-enable-deepep-moe cannot be given: SGLang has replaced it; use"),
+        ("--train-iters 5", "--train-iters (of slime or Megatron) is not here: use --num-rollout"),
+        (
+            "--custom-pg-loss-reducer-function-path a.b",
+            "--custom-pg-loss-reducer-function-path (of slime or Megatron) is not here: no function replaces the mean",
+        ),
     ],
 )
 def test_a_flag_that_is_not_here_is_one_line_with_its_replacement(words: str, line: str) -> None:

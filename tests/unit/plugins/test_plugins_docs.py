@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from asyncrl.algorithms.custom_functions import StepSamples
+from asyncrl.algorithms.losses import rollout_weights
 from asyncrl.compat import SlimeArgs
 from asyncrl.plugins import ADVANTAGE, KEEP, LOSS, PICK, load_custom, load_plugin
 from tests.unit.scored_groups import group
@@ -48,7 +49,10 @@ CORRECTIONS: dict[str, tuple[list[float], list[int], dict[str, list[float]]]] = 
     "my_corrections.py:within(0.5, 2.0)": ([2.0, 4.0], [True, False], {"ratio": [1.0, 4.0]}),
     "slime_corrections.py:truncated": ([2.0, 2.0], [1, 1], {"weight": [1.0, 2.0]}),
 }
-LOSSES = {"my_losses.py:quadratic(0.5)": ([-1.0, 1.0], {"distance": [0.0, 0.0]})}
+LOSSES = {
+    "my_losses.py:quadratic(0.5)": ([-1.0, 1.0], {"distance": [0.0, 0.0]}),
+    "my_losses.py:constant_divisor(1000)": ([pytest.approx(-0.002), pytest.approx(0.002)], {"clip_fraction": [0, 0]}),
+}
 
 
 def named_after(flag: str) -> list[str]:
@@ -114,6 +118,16 @@ def test_losses(path: str) -> None:
     logprobs, advantages = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, -1.0])
     loss, told = load_plugin(path, LOSS, ARGS)(logprobs, logprobs, advantages, torch.tensor([True, True]), (2,))
     assert (loss.tolist(), {name: row.tolist() for name, row in told.items()}) == LOSSES[path]
+
+
+@pytest.mark.usefixtures("_files")
+def test_a_constant_divisor_cancels_the_mean_over_an_answer() -> None:
+    loss = load_plugin("my_losses.py:constant_divisor(1000)", LOSS, ARGS)
+    mask, lengths = torch.tensor([True, True, False, True, True]), (1, 4)
+    logprobs, advantages = torch.zeros(5), torch.tensor([2.0, 3.0, 9.0, 3.0, 3.0])
+    losses, _ = loss(logprobs, logprobs, advantages, mask, lengths)
+    weights = rollout_weights(mask, lengths, rollout_tokens=(1, 3))
+    assert (losses * weights).sum().item() == pytest.approx(-(2.0 + 3.0 * 3) / 1000)
 
 
 @pytest.fixture
