@@ -41,17 +41,30 @@ def parser() -> argparse.ArgumentParser:
     words = argparse.ArgumentParser(
         description=__doc__, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Folder of the run, or of its journal.")
+    words.add_argument(
+        "run_dir",
+        metavar="RUN_DIR",
+        type=Path,
+        help="Run directory, whose settings name the folder of --save; or that folder, which has the journal.",
+    )
     words.add_argument(
         "--account",
         metavar="STEP",
-        type=int,
+        type=_step,
         nargs="?",
         const=_END,
         help="Show the account of groups and tokens after STEP training steps; without STEP, at the end.",
     )
     words.add_argument("--export", metavar="FILE", type=Path, help="Write the finished groups to a Parquet file.")
     return words
+
+
+def _step(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        text = f"STEP must be a number, got {word}; give a folder in front of the flag: {word} --account"
+        raise argparse.ArgumentTypeError(text) from None
 
 
 def _lines(given: argparse.Namespace) -> Iterator[str]:

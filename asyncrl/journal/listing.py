@@ -1,5 +1,6 @@
 """The segments of a journal and the counts of their records, one line each."""
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,12 +11,33 @@ from asyncrl.buffer.journal.segments import segments
 from asyncrl.errors import DataError
 
 
-def folder_of(run_dir: Path) -> Path:
-    """Return the folder of a run's journal, which may be given itself.  Raises DataError if there is none."""
-    for folder in (run_dir / "journal", run_dir):
+def folder_of(given: Path) -> Path:
+    """Return the folder of a run's journal.  Raises DataError if there is none.
+
+    ``given`` is that folder, the folder of ``--save`` around it, or a run directory, whose settings name the latter.
+    """
+    saves = list(_saves(given))
+    for folder in (given / _FOLDER, given, *(save / _FOLDER for save in saves)):
         if folder.is_dir() and segments(folder):
             return folder
-    raise DataError(f"{run_dir} has no journal: neither it nor its folder journal has a file segment-NUMBER.journal")
+    if saves:
+        raise DataError(f"{given} has no journal, nor has the folder of --save in its settings: {saves[0]}")
+    raise DataError(f"{given} has no journal; it is in the folder of --save: give that folder")
+
+
+_FOLDER = "journal"
+"""The journal's folder, in that of the checkpoints."""
+
+
+def _saves(run_dir: Path) -> Iterator[Path]:
+    """Yield the folders of ``--save`` in the settings of a run directory, the newest settings first."""
+    for file in sorted(run_dir.glob("*.toml"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            save = tomllib.loads(file.read_text(encoding="utf-8")).get("save")
+        except ValueError:
+            continue  # not the settings of a run
+        if isinstance(save, str):
+            yield run_dir / save
 
 
 def listing(folder: Path) -> Iterator[str]:

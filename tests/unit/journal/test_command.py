@@ -89,6 +89,40 @@ def test_a_folder_without_a_journal_is_one_line(tmp_path: Path, capsys: pytest.C
         assert line.startswith(f"error: {folder} has no journal")
 
 
+def test_a_run_directory_names_the_folder_of_its_journal(
+    run_dir: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path_factory.mktemp("run")
+    (run / "notes.toml").write_text("not TOML")
+    (run / "sums.toml").write_text(f'save = "{run_dir}"\n')
+    assert main([str(run), "--account", "6"]) == 0
+    assert capsys.readouterr().out.startswith("after 6 steps")
+
+
+def test_a_run_without_a_journal_is_told_where_it_would_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sums.toml").write_text("lr = 1e-6\n")
+    assert main([str(tmp_path)]) == 2
+    text = "it is in the folder of --save: give that folder"
+    assert capsys.readouterr().err == f"error: {tmp_path} has no journal; {text}\n"
+    (tmp_path / "sums.toml").write_text('save = "/nowhere/sums"\n')
+    assert main([str(tmp_path)]) == 2
+    text = "nor has the folder of --save in its settings: /nowhere/sums"
+    assert capsys.readouterr().err == f"error: {tmp_path} has no journal, {text}\n"
+
+
+def test_a_folder_behind_the_flag_of_a_number_is_one_line(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--account", str(run_dir)])
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith(
+            f"error: argument --account: STEP must be a number, got {run_dir}; give a folder in front of the flag: "
+            f"{run_dir} --account"
+        )
+    )
+
+
 def rows(text: str) -> dict[str, list[str]]:
     return {line[:11].strip(): line[11:].split() for line in text.splitlines()[2:10]}
 
