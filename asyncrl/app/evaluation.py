@@ -12,6 +12,7 @@ from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import skip_special_tokens
 from asyncrl.config.eval_sets import EvalSet, eval_sets, longest_held_out
 from asyncrl.data.prompts import load_held_out
+from asyncrl.data.rows import FILE_KEYS, HELD_OUT_KEYS
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.pipeline.evaluation import HeldOutSet
@@ -97,7 +98,13 @@ def _names_end(checkpoint: Path) -> bool:
 def _prompts(
     each: EvalSet, tokenizer: TextTokenizer, max_positions: int, reward: RewardFn, *, takes_numbers: bool
 ) -> tuple[Prompt, ...]:
-    prompts = load_held_out(each.path, each.data, tokenizer, takes_numbers=takes_numbers)
+    prompts = load_held_out(
+        each.path,
+        each.data,
+        tokenizer,
+        takes_numbers=takes_numbers,
+        key_settings=FILE_KEYS if each.origin else HELD_OUT_KEYS,
+    )
     limit = each.max_prompt_len
     kept = tuple(prompt for prompt in prompts if limit is None or len(prompt.token_ids) <= limit)
     if not kept:

@@ -6,7 +6,7 @@ from typing import Any
 
 from asyncrl.config.areas import DataConfig
 from asyncrl.data.raw_rows import RawRow
-from asyncrl.data.rows import Row, row_of
+from asyncrl.data.rows import TRAINING_KEYS, Row, row_of
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.errors import DataError
 from asyncrl.types import JsonValue, Prompt
@@ -56,9 +56,17 @@ class Broken:
 class PromptMaker:
     """Makes prompts from rows as the settings say."""
 
-    def __init__(self, data: DataConfig, tokenizer: TextTokenizer, *, takes_numbers: bool = False) -> None:
-        """``takes_numbers``: see ``row_of``."""
+    def __init__(
+        self,
+        data: DataConfig,
+        tokenizer: TextTokenizer,
+        *,
+        takes_numbers: bool = False,
+        key_settings: str = TRAINING_KEYS,
+    ) -> None:
+        """``takes_numbers`` and ``key_settings``: see ``row_of``."""
         self._data = data
+        self._key_settings = key_settings
         self._takes_numbers = takes_numbers
         self._tokenizer = tokenizer
         self._variables = data.template_variables
@@ -87,7 +95,7 @@ class PromptMaker:
         if raw.fault is not None:
             return raw.fault
         try:
-            row = row_of(raw.found, self._data, takes_numbers=self._takes_numbers)
+            row = row_of(raw.found, self._data, takes_numbers=self._takes_numbers, settings=self._key_settings)
             return row, self._text(row)
         except DataError as error:
             return str(error)

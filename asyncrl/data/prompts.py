@@ -13,6 +13,7 @@ from asyncrl.config.areas import DataConfig
 from asyncrl.data.files import open_files
 from asyncrl.data.making import Broken, Made, PromptMaker, TooLong
 from asyncrl.data.raw_rows import PromptFile, RawRow
+from asyncrl.data.rows import HELD_OUT_KEYS, TRAINING_KEYS
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.errors import DataError
 from asyncrl.types import Prompt
@@ -128,14 +129,19 @@ def load_prompts(
 
 
 def load_held_out(
-    path: Path, data: DataConfig, tokenizer: TextTokenizer, *, takes_numbers: bool = False
+    path: Path,
+    data: DataConfig,
+    tokenizer: TextTokenizer,
+    *,
+    takes_numbers: bool = False,
+    key_settings: str = HELD_OUT_KEYS,
 ) -> tuple[Prompt, ...]:
     """Read all prompts of an evaluation file, in file order and without a length limit.
 
-    ``path`` may have a slice.  Rows have the keys in ``data``; ``takes_numbers``: see
+    ``path`` may have a slice.  Rows have the keys in ``data``; ``takes_numbers`` and ``key_settings``: see
     ``row_of``.  Raises DataError.
     """
-    made = _made([path], data, tokenizer, is_limited=False, takes_numbers=takes_numbers)
+    made = _made([path], data, tokenizer, is_limited=False, takes_numbers=takes_numbers, key_settings=key_settings)
     return tuple(each.prompt(row, epoch=0) for row, each in enumerate(made) if isinstance(each, Made))
 
 
@@ -152,9 +158,10 @@ def _made(
     *,
     is_limited: bool = True,
     takes_numbers: bool = False,
+    key_settings: str = TRAINING_KEYS,
 ) -> Iterator[Made | TooLong]:
     """Yield the outcome of every row of all files.  Raises DataError with file and row at the first broken row."""
-    maker = PromptMaker(data, tokenizer, takes_numbers=takes_numbers)
+    maker = PromptMaker(data, tokenizer, takes_numbers=takes_numbers, key_settings=key_settings)
     for file in open_files(paths, data):
         num_rows = 0
         for rows in itertools.batched(_read(file), _AT_ONCE):

@@ -24,18 +24,29 @@ class Row:
     tools: list[Any] | None
 
 
-def row_of(found: Mapping[str, Any], data: DataConfig, *, takes_numbers: bool = False) -> Row:
+TRAINING_KEYS = "--{}-key"
+"""The flags for the keys of a row of training; input and label take the place of the braces."""
+HELD_OUT_KEYS = "--eval-{}-key"
+"""The flags for the keys of a row of held-out prompts."""
+FILE_KEYS = "{}_key"
+"""The settings for the keys of a row of held-out prompts, in the file of ``--eval-config``."""
+
+
+def row_of(
+    found: Mapping[str, Any], data: DataConfig, *, takes_numbers: bool = False, settings: str = TRAINING_KEYS
+) -> Row:
     """Check the keys of a row.  Raises DataError with one line that names the key.
 
-    ``takes_numbers``: a prompt may be an integer, such as the number of a task, and becomes its text.
+    ``takes_numbers``: a prompt may be an integer, such as the number of a task, and becomes its text.  ``settings``
+    are the names of the settings that choose the keys, for error lines: one of the constants above.
     """
-    prompt = _at(found, data.input_key, "input-key")
+    prompt = _at(found, data.input_key, settings.format("input"))
     if takes_numbers and isinstance(prompt, int) and not isinstance(prompt, bool):
         prompt = str(prompt)
     _check_prompt(prompt, data.input_key)
     if isinstance(prompt, str) and data.apply_chat_template:
         prompt = [{"role": "user", "content": prompt}]
-    label = None if data.label_key is None else _at(found, data.label_key, "label-key")
+    label = None if data.label_key is None else _at(found, data.label_key, settings.format("label"))
     metadata = dict(_parsed(found, data.metadata_key, dict) or {})
     tools = _parsed(found, data.tool_key, list)
     if tools is not None:
@@ -43,11 +54,11 @@ def row_of(found: Mapping[str, Any], data: DataConfig, *, takes_numbers: bool = 
     return Row(prompt=prompt, label=label, metadata=metadata, tools=tools)
 
 
-def _at(found: Mapping[str, Any], key: str, flag: str) -> Any:
+def _at(found: Mapping[str, Any], key: str, setting: str) -> Any:
     if key in found:
         return found[key]
     guess = difflib.get_close_matches(key, found, n=1)
-    hint = f"did you mean --{flag} {guess[0]}?" if guess else f"--{flag} names the key"
+    hint = f"did you mean {setting} {guess[0]}?" if guess else f"{setting} names the key"
     raise DataError(f'key "{key}" is missing; the row has: {_shortened(", ".join(found)) or "nothing"}; {hint}')
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,31 @@ def test_a_set_may_be_longer_than_training_but_not_than_the_model(tmp_path: Path
         "prompts of up to 100 + sets.yaml: a: max_response_len 200 = 300 tokens, the model has 256 positions "
         "(max-position-embeddings)"
     )
+
+
+def test_a_missing_key_names_the_setting_of_held_out_rows(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "- {name: a, path: rows.jsonl}\n")
+    file = tmp_path / "aime.jsonl"
+    for row, of_flags, of_file in (
+        (
+            {"problem": "1+1=", "label": "2"},
+            "did you mean --eval-input-key problem?",
+            "did you mean input_key problem?",
+        ),
+        ({"prompt": "1+1=", "labels": "2"}, "did you mean --eval-label-key labels?", "did you mean label_key labels?"),
+        ({"prompt": "1+1=", "answer": "2"}, "--eval-label-key names the key", "label_key names the key"),
+    ):
+        file.write_text(json.dumps(row))
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        missing = "label" if "prompt" in row else "prompt"
+        line = f'1: key "{missing}" is missing; the row has: {", ".join(row)}; '
+        flags = replace(run.evaluation, eval_config=None, eval_prompt_data=("aime", str(file)))
+        with pytest.raises(DataError) as error:
+            check(replace(run, evaluation=flags, eval_entries=()))
+        assert str(error.value) == f"{file}:{line}{of_flags}"
+        with pytest.raises(DataError) as error:
+            check(run)
+        assert str(error.value) == f"{tmp_path}/rows.jsonl:{line}{of_file}"
 
 
 def test_a_held_out_prompt_without_room_for_its_response_is_named(tmp_path: Path) -> None:
