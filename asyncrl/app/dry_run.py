@@ -40,6 +40,7 @@ from asyncrl.config.derived import (
 )
 from asyncrl.config.eval_sets import eval_sets, longest_request
 from asyncrl.data.prompts import EndlessPrompts
+from asyncrl.engines.megatron.checkpoint.directory import lacks_weights
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.models.sizes import model_size
 from asyncrl.plain_text import one_line
@@ -167,6 +168,10 @@ def _checked(run: RunConfig, lacking: list[str]) -> tuple[CheckedModel, Checked 
     if missing_files(run, needs_weights=False):
         check_functions(run)
         return model, None
+    reference = run.train.ref_load
+    if reference is not None and lacks_weights(reference):
+        lacking.append(f"ref-load {reference} has no *.safetensors")
+        run = replace(run, train=replace(run.train, ref_load=None))
     files = check_files(_without_new_folder(run), model)
     files.user_code.close()
     return model, files

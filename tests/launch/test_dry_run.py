@@ -58,6 +58,22 @@ def test_missing_paths_are_named_and_not_counted_as_mistakes() -> None:
     assert re.search("prompts +the memory counts 0 tokens of a prompt *\n", text)
 
 
+def test_a_reference_model_without_weights_is_not_there_yet_like_the_model_itself(tmp_path: Path) -> None:
+    quickstart = CONFIGS / "quickstart" / "model"
+    bare = tmp_path / "model"
+    bare.mkdir()
+    for file in (path for path in quickstart.iterdir() if path.suffix != ".safetensors"):
+        (bare / file.name).write_bytes(file.read_bytes())
+    text = said(*QUICKSTART, "--hf-checkpoint", str(bare), "--ref-load", str(bare))
+    assert [line for line in text.splitlines() if line.startswith("not there yet: ")] == [
+        f"not there yet: hf-checkpoint {bare} has no *.safetensors",
+        f"not there yet: ref-load {bare} has no *.safetensors",
+    ]
+    assert text.endswith("the dry run found nothing wrong\n")
+    with pytest.raises(ConfigError, match=rf"^ref-load {tmp_path} has neither a checkpoint nor a model in Hugging"):
+        said(*QUICKSTART, "--ref-load", str(tmp_path))
+
+
 def test_without_a_trainer_only_the_engines_memory_is_computed() -> None:
     flags = ("--actor-num-gpus-per-node", "2", "--gpu-memory-gb", "24")
     with pytest.raises(ConfigError, match="trainer"):

@@ -85,21 +85,28 @@ def find_origin(checkpoint: CheckpointConfig, ref_load: Path | None) -> Origin |
     if root is not None:
         folder = latest(root) if checkpoint.ckpt_step is None else _asked_for(root, checkpoint.ckpt_step)
         if folder is not None and folder.name != RELEASE:
-            _check_files(folder, root)
+            _check_files(folder, root, "load")
             return Origin(folder=folder, kind="resume", optimizer=checkpoint.load_optim)
         if folder is not None or is_hugging_face(root):
-            return _weights(root)
-    return None if ref_load is None else _weights(ref_load)
+            return _weights(root, "load")
+    return None if ref_load is None else _weights(ref_load, "ref-load")
 
 
-def _check_files(folder: Path, root: Path) -> None:
+def lacks_weights(root: Path) -> bool:
+    """Whether ``root`` is the folder of a model whose weights are not there yet, as a dry run accepts it."""
+    has_any = is_hugging_face(root) or is_complete(root) or (root / TRACKER).exists()
+    return (root / "config.json").is_file() and not has_any
+
+
+def _check_files(folder: Path, root: Path, setting: str) -> None:
     """Raise ConfigError, which names an earlier checkpoint, if a file of the checkpoint is torn or missing."""
     try:
         check_files(folder)
     except CheckpointFailed as error:
         others = sorted(path for path in root.glob("iter_*") if path.name < folder.name and is_complete(path))
-        hint = f"; the checkpoint before is that of --ckpt-step {int(others[-1].name[5:])}" if others else ""
-        raise ConfigError(f"load: {error}{hint}") from error
+        named = [f"that of --ckpt-step {int(path.name[5:])}" if setting == "load" else str(path) for path in others]
+        hint = f"; the checkpoint before is {named[-1]}" if named else ""
+        raise ConfigError(f"{setting}: {error}{hint}") from error
 
 
 def _asked_for(root: Path, step: int) -> Path:
@@ -109,12 +116,15 @@ def _asked_for(root: Path, step: int) -> Path:
     return folder
 
 
-def _weights(root: Path) -> Origin:
-    """Return the weights in a folder of either format."""
+def _weights(root: Path, setting: str) -> Origin:
+    """Return the weights in a folder of either format.  Raises ConfigError, which names ``setting``."""
     if is_hugging_face(root):
         return Origin(folder=root, kind="hugging_face")
-    folder = find_weights(root)
-    _check_files(folder, folder.parent)
+    try:
+        folder = find_weights(root)
+    except ConfigError as error:
+        raise ConfigError(f"{setting} {error}") from error
+    _check_files(folder, folder.parent, setting)
     return Origin(folder=folder, kind="weights")
 
 

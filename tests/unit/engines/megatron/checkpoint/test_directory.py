@@ -79,7 +79,7 @@ def test_the_first_weights_come_from_where_slime_takes_them(tmp_path: Path) -> N
     assert find_origin(CheckpointConfig(), first) == Origin(folder=first, kind="weights")
     with pytest.raises(ConfigError, match=r"ckpt-step 6: .*iter_0000006 is not there or not complete"):
         find_origin(replace(going_on, ckpt_step=6), None)
-    with pytest.raises(ConfigError, match=r"has neither a checkpoint nor a model in Hugging Face format"):
+    with pytest.raises(ConfigError, match=r"^ref-load .* has neither a checkpoint nor a model in Hugging Face format"):
         find_origin(CheckpointConfig(), tmp_path)
 
 
