@@ -1,4 +1,4 @@
-"""The addresses on which torch listens: one address for rendezvous stores, the loopback interface on a single machine.
+"""Addresses of a run's processes: where torch listens, and how they are asked without a proxy.
 
 torch's own rendezvous stores listen on every interface, and gloo and NCCL on the interface of the default route.
 None of them asks for a key.
@@ -23,6 +23,11 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 LOOPBACK = "127.0.0.1"
+NO_PROXIES = {name: "" for each in ("http_proxy", "https_proxy", "all_proxy") for name in (each, each.upper())}
+"""Variables without which a process asks everybody directly.
+
+They are for the router, which reads ``NO_PROXY=*`` as a name, and whose engines may later have other addresses.
+"""
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the interface for gloo, and for the first contact between NCCL's ranks."""
 
@@ -34,6 +39,21 @@ def loopback_variables(host: str, environment: MutableMapping[str, str] | None =
     """
     known = os.environ if environment is None else environment
     return {name: known.get(name, "lo") for name in _INTERFACES} if host == LOOPBACK else {}
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL of a server; ``host`` is a name or an address, also of IPv6."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def without_proxy(*hosts: str) -> dict[str, str]:
+    """Return the variables with which a process asks ``hosts`` directly, besides those of this process's NO_PROXY.
+
+    Servers of a run ask themselves and each other.  A proxy of the environment cannot reach them.
+    """
+    known = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    direct = ",".join(filter(None, (known, *hosts)))
+    return {"NO_PROXY": direct, "no_proxy": direct}
 
 
 def bind_stores() -> None:

@@ -21,7 +21,7 @@ from asyncrl.engines.megatron.checkpoint.lease import Claim
 from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.path_check import Meeting
-from asyncrl.errors import CheckpointFailed, ConfigError, TrainerFailed
+from asyncrl.errors import CheckpointFailed, ConfigError, TrainerFailed, first_line
 from asyncrl.event_loop import Deadline
 from asyncrl.types import Batch, TrainReport
 
@@ -78,6 +78,9 @@ class RayTrainer:
                 shared = await off_loop(lambda: ray.put(batch), "ray-put")
         except TimeoutError as error:
             raise TrainerFailed(f"Ray did not store the batch within {self._control_timeout_s:g} s") from error
+        except ray.exceptions.RayError as error:  # its store and its disk are full
+            text = f"Ray did not store the batch: {first_line(error)}: free space in /dev/shm and RAY_TMPDIR"
+            raise TrainerFailed(text) from error
         reports = await self._all(lambda rank: rank.train(shared), self._train_timeout_s)
         return reports[0]
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from asyncrl.engines.cluster.addresses import Addresses
 from asyncrl.engines.cluster.server import Server
+from asyncrl.engines.listening import url_of
 from asyncrl.engines.sglang.client.control import wait_for_router
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.router import listed
@@ -70,7 +71,7 @@ class StartedRouter:
     @property
     def url(self) -> str:
         """The router's URL."""
-        return f"http://{self._launch.host}:{self._launch.port}"
+        return url_of(self._launch.host, self._launch.port)
 
     async def start(self, engine_urls: Sequence[str], timeout_s: float, *, at: str | None = None) -> None:
         """Start the router and return once it lists all engines as healthy.  Raises ServerFailed.

@@ -15,6 +15,7 @@ from asyncrl.engines.cluster.router import StartedRouter
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.cluster.settings import Deployment
 from asyncrl.engines.cluster.supervisor import StartedEngine
+from asyncrl.engines.listening import url_of
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, missing_warning, start_hint
@@ -90,7 +91,7 @@ class Servers:
             # process before, which must not reach one that no update has given the trained weights.
             host, port, nccl_port = await self._addresses.engine(server.actor)
             command = server_command(replace(launch, host=host, port=port, nccl_port=nccl_port))
-            control = self.control(f"http://{host}:{port}")
+            control = self.control(url_of(host, port))
             await self._run(server, command, lambda: control.get_ready(cluster.start_timeout_s))
             return control
 

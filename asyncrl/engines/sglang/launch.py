@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from asyncrl.engines.listening import loopback_variables
+from asyncrl.engines.listening import LOOPBACK, NO_PROXIES, loopback_variables, without_proxy
 from asyncrl.engines.sglang.keyed_launch import ROUTER, SERVER
 from asyncrl.engines.sglang.labels import SAVES_GRAPHS
 
@@ -180,7 +180,7 @@ def router_command(launch: RouterLaunch) -> Command:
     workers = ("--worker-urls", *launch.worker_urls)
     return Command(
         arguments=(*_KEYED_LAUNCH, ROUTER, *workers, *_arguments({**defaults, **launch.flags})),
-        environment={},
+        environment=NO_PROXIES,
         key=launch.key,
     )
 
@@ -189,6 +189,7 @@ def _environment(launch: ServerLaunch) -> dict[str, str]:
     found = (
         SERVER_ENVIRONMENT
         | loopback_variables(launch.host)
+        | without_proxy(*sorted({launch.host, LOOPBACK}), "localhost")
         | ({} if launch.shared_gpus is None else SHARED_ENVIRONMENT)
     )
     if launch.device == "cpu":

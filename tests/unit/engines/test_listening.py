@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from asyncrl.engines import listening
-from asyncrl.engines.listening import bind_stores, loopback_variables
+from asyncrl.engines.listening import bind_stores, loopback_variables, url_of, without_proxy
 
 
 def addresses(port: int) -> set[str]:
@@ -35,6 +35,18 @@ def test_a_store_listens_at_its_hosts_address_alone(monkeypatch: pytest.MonkeyPa
     assert addresses(store.port) == {"127.0.0.1"}
     store.set("key", "value")
     assert store.get("key") == b"value"
+
+
+def test_an_address_of_ipv6_is_in_brackets() -> None:
+    assert url_of("10.0.0.1", 80) == "http://10.0.0.1:80"
+    assert url_of("::1", 80) == "http://[::1]:80"
+
+
+def test_hosts_are_asked_without_a_proxy_besides_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", ".example.org")
+    found = without_proxy("10.0.0.1", "localhost")
+    assert found == dict.fromkeys(("NO_PROXY", "no_proxy"), ".example.org,10.0.0.1,localhost")
 
 
 def test_an_address_of_another_machine_is_left_to_torch() -> None:

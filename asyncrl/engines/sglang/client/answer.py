@@ -11,6 +11,7 @@ import numpy as np
 
 from asyncrl.engines.sglang.client.calls_in_flight import CallInFlight
 from asyncrl.engines.sglang.client.kept_sets import KeptSets, is_needed
+from asyncrl.engines.sglang.client.payload import UNREADABLE
 from asyncrl.engines.sglang.client.routes import RouteReader
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.packed import Entries
@@ -88,21 +89,22 @@ class Answer:
         Raises EngineLost, also for weights of another run, or EngineRejected.
         """
         _raise_for_error(event)
-        meta = event["meta_info"]
-        reason, stamp = (
-            self._reason(meta),
-            _number(meta["weight_version"]),
-        )  # both may raise, before any token is passed
-        new = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
-        entries = meta["output_token_logprobs"]
+        try:  # whatever may raise comes before any token is passed
+            meta = event["meta_info"]
+            reason, stamp = self._reason(meta), _number(meta["weight_version"])
+            new = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
+            entries: Entries = meta["output_token_logprobs"]
+            runs = self._runs(len(new.token_ids), entries.versions)
+            text = _end_of(self._text, self._sampling) + event["text"] if self._sampling.stop else ""
+        except UNREADABLE as error:
+            raise EngineLost(f"the server sent an event that SGLang never sends: {event!r:.200}") from error
         new, tokens = self._with_routes(self._over_kept(new, entries), entries, reason), new.token_ids
-        for version, start, stop in self._runs(len(tokens), entries.versions):
+        for version, start, stop in runs:
             self._on_chunk(new.chunk(start, stop, version))
             self._version = max(self._version, version)
         self._num_tokens += len(tokens)
         self._version = max(self._version, self._trail.oldest_possible(stamp, self._clock()))
-        if self._sampling.stop:
-            self._text = _end_of(self._text, self._sampling) + event["text"]
+        self._text = text
         self.reason = (self._own_end(tokens) if reason is FinishReason.ABORT else reason) or self.reason
 
     def _reason(self, meta: Mapping[str, Any]) -> FinishReason | None:
@@ -208,6 +210,8 @@ def _matched(tokens: Sequence[int], scored: Sequence[int], logprobs: Floats) -> 
     """Check that tokens and log-probs belong together, because SGLang slices them separately.  Raises EngineLost."""
     if scored is not tokens and scored != tokens:
         raise EngineLost(f"the server sent log-probs of tokens {scored} with tokens {tokens}")
+    if len(logprobs) != len(tokens):
+        raise EngineLost(f"the server sent {len(logprobs)} log-probs with {len(tokens)} tokens")
     return _Tokens(tuple(tokens), logprobs)
 
 

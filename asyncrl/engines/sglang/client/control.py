@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.engines.sglang.client.http import HttpClient
+from asyncrl.engines.sglang.client.payload import UNREADABLE
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, read_plugins
 from asyncrl.engines.sglang.labels import (
     DIRECT,
@@ -259,9 +260,12 @@ async def wait_for_router(http: HttpClient, url: str, engine_urls: tuple[str, ..
     Raises EngineTimeout or ForeignServer.
     """
 
-    def lists_all(answer: object) -> bool:
-        workers = answer.get("workers", []) if isinstance(answer, dict) else []
-        return set(engine_urls) <= {worker["url"] for worker in workers if worker["is_healthy"]}
+    def lists_all(answer: Any) -> bool:
+        try:
+            listed = {worker["url"] for worker in answer["workers"] if worker["is_healthy"]}
+        except UNREADABLE:
+            return False
+        return set(engine_urls) <= listed
 
     await _poll(http, f"{url}/workers", timeout_s, lists_all, keyed=f"{url}/workers")
 

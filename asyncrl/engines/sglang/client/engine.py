@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from asyncrl.engines.sglang.client.control import wait_for_router
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.kept_sets import KeptSets
 from asyncrl.engines.sglang.client.least_busy import LeastBusy
+from asyncrl.engines.sglang.client.payload import UNREADABLE
 from asyncrl.engines.sglang.client.router import introduce, remove
 from asyncrl.engines.sglang.client.routes import RouteReader, RoutesShape
 from asyncrl.engines.sglang.client.versions import VersionTrail
@@ -95,6 +97,8 @@ class SGLangEngine:
         self._kept_sets = KeptSets()
         self._route_reader = None if routes is None else RouteReader(routes)
         self._calls_in_flight = CallsInFlight()
+        self._abort_slots = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, _ABORTS_AT_ONCE))
+        """Places for aborts in flight, by the engine's URL."""
         self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
 
     @property
@@ -247,14 +251,18 @@ class SGLangEngine:
         }
         async with _ServerLease(choices, self._abort, rid) as url:
             answer = await self._http.ask(f"{url}/generate", body, self._idle_s)
-        entries = answer["meta_info"]["input_token_logprobs"][1:]
-        scored = tuple(token for _, token, _ in entries)
+        try:
+            entries = answer["meta_info"]["input_token_logprobs"][1:]
+            scored = tuple(token for _, token, _ in entries)
+            logprobs = tuple(float(logprob) for logprob, _, _ in entries)  # JSON has null in the place of NaN
+        except UNREADABLE as error:
+            raise EngineLost(f"{url} sent scores that SGLang never sends: {answer!r:.200}") from error
         # SGLang 0.5.16 reports the last token of the vocabulary as token 0; its log-prob is right.
         if len(scored) != len(token_ids) - start or any(
             token not in (told, 0) for told, token in zip(token_ids[start:], scored, strict=True)
         ):
             raise EngineLost(f"{url} returned log-probs of other tokens than it was given")
-        return tuple(float(logprob) for logprob, _, _ in entries)
+        return logprobs
 
     async def _read(self, url: str, body: dict[str, Any], answer: Answer, routing_key: str | None) -> FinishReason:
         """Stream the events into ``answer`` and return its finish reason.
@@ -285,9 +293,10 @@ class SGLangEngine:
 
     async def _abort_on(self, url: str, rid: str) -> None:
         try:
-            await self._http.command(f"{url}/abort_request", {"rid": rid}, _ABORT_S)
-        except EngineError as error:
-            logger.info("%s was not aborted: %s", rid, error)
+            async with Deadline(_ABORT_S), self._abort_slots[url]:
+                await self._http.command(f"{url}/abort_request", {"rid": rid}, _ABORT_S)
+        except (EngineError, TimeoutError) as error:
+            logger.info("%s was not aborted on %s: %s", rid, url, error or f"no free connection within {_ABORT_S:g} s")
 
     async def _keep_aborting(self, url: str, is_over: Callable[[], bool]) -> None:
         """Abort every call in flight on one server, repeatedly, until cancelled or ``is_over``.
@@ -305,10 +314,8 @@ class SGLangEngine:
             await asyncio.sleep(ABORT_AGAIN_S)
 
     async def _abort_all(self, url: str) -> None:
-        abort_slots = asyncio.Semaphore(_ABORTS_AT_ONCE)
-
         async def post(call: CallInFlight) -> None:
-            async with abort_slots:
+            async with self._abort_slots[url]:
                 # Invariant: set before the POST.  The aborted answer may arrive before the POST's own answer, and
                 # would count as lost.
                 call.is_interrupted = True

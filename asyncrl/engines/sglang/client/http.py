@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from asyncrl.engines.sglang.client.events import EventReader
-from asyncrl.engines.sglang.client.payload import read_event
+from asyncrl.engines.sglang.client.payload import UNREADABLE, read_event
 from asyncrl.engines.sglang.client.streams import Silent, Streams
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, ForeignServer
 from asyncrl.event_loop import Deadline
@@ -210,7 +210,7 @@ def _refusal(url: str, status: int, said: str) -> EngineError:
 def _event(payload: bytes, url: str) -> dict[str, Any]:
     try:
         return read_event(payload)
-    except (KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise EngineLost(f"{url} sent an event that SGLang never sends: {payload[:200]!r}") from error
 
 

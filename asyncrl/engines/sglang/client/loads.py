@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncrl.engines.sglang.client.http import HttpClient
+from asyncrl.engines.sglang.client.payload import UNREADABLE
 from asyncrl.errors import EngineError
 from asyncrl.task_groups import TaskGroup
 from asyncrl.types import EngineLoad
@@ -28,9 +29,9 @@ class EngineLoads:
     async def _look(self, url: str) -> EngineLoad | None:
         try:
             answer = await self._http.look(f"{url}/v1/loads?include=core", _LOOK_S)
-        except EngineError:
+            return _load(answer["loads"])
+        except (EngineError, *UNREADABLE):
             return None
-        return _load(answer["loads"])
 
 
 def _load(ranks: list[dict[str, Any]]) -> EngineLoad | None:

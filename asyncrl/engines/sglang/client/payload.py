@@ -13,6 +13,8 @@ _BEGIN = b'"output_token_logprobs":[['
 
 They occur nowhere else, because quotes inside a string are escaped.
 """
+UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""Errors that reading JSON of another shape raises; orjson.JSONDecodeError is a ValueError."""
 _PACKED = b'{"%b":' % COLUMNS.encode()
 _BRACKETS = b"[]"
 
@@ -20,7 +22,7 @@ _BRACKETS = b"[]"
 def read_event(payload: bytes) -> dict[str, Any]:
     """Parse an event, with its ``output_token_logprobs`` as ``Entries``.
 
-    Raises KeyError, TypeError or ValueError (of which orjson.JSONDecodeError is a subclass) for any other payload.
+    Raises one of ``UNREADABLE`` for any other payload.
     """
     begin = -1 if payload.startswith(_PACKED) else payload.find(_BEGIN)
     return _read_entries(payload, begin + len(_BEGIN)) if begin >= 0 else _read_packed(orjson.loads(payload))

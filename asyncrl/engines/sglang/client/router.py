@@ -3,7 +3,8 @@
 from typing import Any
 
 from asyncrl.engines.sglang.client.http import HttpClient
-from asyncrl.errors import EngineError
+from asyncrl.engines.sglang.client.payload import UNREADABLE
+from asyncrl.errors import EngineError, EngineLost
 
 LIST_S = 5.0
 """Deadline in seconds of one request.  The router answers at once, also while it starts to use an engine."""
@@ -12,7 +13,10 @@ LIST_S = 5.0
 async def listed(http: HttpClient, router_url: str) -> dict[str, str]:
     """Return the router's id of each engine by the engine's URL.  Raises EngineError, also if the router hangs."""
     answer: Any = await http.look(f"{router_url}/workers", LIST_S)
-    return {worker["url"]: worker["id"] for worker in answer["workers"]}
+    try:
+        return {worker["url"]: worker["id"] for worker in answer["workers"]}
+    except UNREADABLE as error:
+        raise EngineLost(f"{router_url} sent a list that the router never sends: {answer!r:.200}") from error
 
 
 async def introduce(http: HttpClient, router_url: str, url: str, gone: set[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.engines.cluster.actors import CONCURRENT, WATCH
 from asyncrl.engines.cluster.placement import Layout, Placement, reserve
-from asyncrl.engines.listening import loopback_variables
+from asyncrl.engines.listening import loopback_variables, without_proxy
 from asyncrl.engines.sglang.launch import SERVER_ENVIRONMENT, ServerLaunch, server_command
 from asyncrl.errors import ConfigError
 
@@ -127,7 +127,8 @@ def test_a_server_on_shared_gpus_is_told_which_and_gives_memory_back() -> None:
     assert shared.environment["CUDA_VISIBLE_DEVICES"] == "5,2"
     assert shared.environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"
     assert "--enable-memory-saver" in shared.arguments
-    assert command("cuda", None).environment == SERVER_ENVIRONMENT | loopback_variables("127.0.0.1")
+    direct = without_proxy("127.0.0.1", "localhost")
+    assert command("cuda", None).environment == SERVER_ENVIRONMENT | loopback_variables("127.0.0.1") | direct
     assert "--enable-memory-saver" not in command("cuda", None).arguments
     on_cpu = command("cpu", ())
     assert on_cpu.environment["CUDA_VISIBLE_DEVICES"] == ""

@@ -50,6 +50,16 @@ def test_call_reaches_the_rank_with_its_arguments_by_position_and_by_name() -> N
     assert told == (("snapshot", True), {}, {"name": "RankActor.snapshot"})
 
 
+def test_a_store_that_is_full_is_a_failure_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(value: object) -> None:
+        raise ray.exceptions.OutOfDiskError("Local disk is full")
+
+    monkeypatch.setattr(ray, "put", full)
+    batch: Any = None
+    with pytest.raises(TrainerFailed, match=r"did not store the batch.*full.*: free space in /dev/shm and RAY_TMPDIR"):
+        asyncio.run(trainer(RankActor()).train(batch))
+
+
 def test_resend_runs_on_the_second_thread_of_rank_0_alone() -> None:
     told: Any = asyncio.run(trainer(RankActor(), RankActor()).resend(is_checked=False, by_part=False))
     assert told == (("resend", False, False), {}, {"name": "RankActor.resend", "concurrency_group": "concurrent"})

@@ -13,6 +13,7 @@ from aiohttp import web
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
+from asyncrl.engines.sglang.client.loads import EngineLoads
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
@@ -256,6 +257,101 @@ def test_logprobs_of_other_tokens_are_a_loss() -> None:
     chunks, end, _ = generate(sending(b"data: " + orjson.dumps(wrong) + b"\n\n"))
     assert isinstance(end, EngineLost)
     assert not chunks
+
+
+def changed(**changes: Any) -> bytes:
+    """An event whose ``meta_info`` has other values."""
+    usual = orjson.loads(event([1]).removeprefix(b"data: "))
+    return orjson.dumps({**usual, "meta_info": usual["meta_info"] | changes})
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"null",
+        b"5",
+        b"[]",
+        b"{}",
+        b'{"detail": "overloaded"}',
+        b'{"meta_info": null}',
+        changed(finish_reason="stop"),
+        changed(finish_reason={}),
+        changed(finish_reason={"type": "error"}),
+        changed(output_token_logprobs=None),
+        changed(output_token_logprobs=[[None, 1, None]]),
+        orjson.dumps({PACKED: {"token_ids": "AQAAAA==", "logprobs": "AACAvwAAgL8=", "versions": None}}),
+    ],
+)
+def test_an_event_of_another_shape_is_a_loss(payload: bytes) -> None:
+    chunks, end, _ = generate(sending(b"data: " + payload + b"\n\n"))
+    assert isinstance(end, EngineLost)
+    assert not chunks
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b"null", changed(input_token_logprobs=[None, [None, 2, None]])])
+def test_scores_of_another_shape_are_a_loss(answer: bytes) -> None:
+    """JSON has null in the place of NaN."""
+
+    async def scoring(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=answer)
+
+    async def run() -> None:
+        async with server(scoring, []) as url, HttpClient() as http:
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=5.0)
+            with pytest.raises(EngineLost):
+                await engine.score((1, 2), 1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b"[]", b'{"loads": [{}]}', b'{"loads": null}'])
+def test_loads_of_another_shape_are_left_out(answer: bytes) -> None:
+    async def loads(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=answer)
+
+    async def run() -> None:
+        async with serving({"/v1/loads": loads}) as url, HttpClient() as http:
+            assert await EngineLoads(http, lambda: (url,)).loads() == ()
+
+    asyncio.run(run())
+
+
+def test_few_aborts_are_in_flight_to_one_server_and_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each needs a connection, so a file of the driver; a server that hangs must not hold the caller."""
+    monkeypatch.setattr("asyncrl.engines.sglang.client.engine._ABORT_S", 1.0)
+    asked = most = now = 0
+
+    async def hangs(request: web.Request) -> web.StreamResponse:
+        nonlocal asked, most, now
+        asked, now = asked + 1, now + 1
+        most = max(most, now)
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            now -= 1
+        return web.Response()
+
+    async def run() -> float:
+        async with serving({"/generate": stalling, "/abort_request": hangs}) as url, HttpClient() as http:
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=60.0)
+            began = 0
+
+            def begin(chunk: Chunk) -> None:
+                nonlocal began
+                began += 1
+
+            async with asyncio.TaskGroup() as tasks:
+                requests = [tasks.create_task(engine.generate(REQUEST, begin)) for _ in range(100)]
+                while began < len(requests):  # noqa: ASYNC110 -- the count is of another handler
+                    await asyncio.sleep(0.01)
+                start = asyncio.get_running_loop().time()
+                for request in requests:
+                    request.cancel()
+            return asyncio.get_running_loop().time() - start
+
+    assert asyncio.run(run()) < 10.0
+    assert asked >= most
+    assert 32 <= most < 64  # the server notices late that a caller has given up
 
 
 def test_a_refused_connection_is_a_loss() -> None:

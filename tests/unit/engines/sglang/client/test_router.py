@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from asyncrl.engines.sglang.client.engine import SGLangEngine
-from asyncrl.engines.sglang.client.router import introduce
-from asyncrl.errors import EngineRejected, ForeignServer
+from asyncrl.engines.sglang.client.router import introduce, listed
+from asyncrl.errors import EngineLost, EngineRejected, ForeignServer
 from tests.virtual_time import run_virtually
 
 
@@ -46,6 +46,17 @@ class Router:
 
     async def command(self, url: str, body: dict[str, str], timeout_s: float) -> None:
         self.engines[body["url"]] = body["url"]
+
+
+@pytest.mark.parametrize("answer", [None, {}, {"workers": None}, {"workers": [{}]}])
+def test_a_list_of_another_shape_is_a_loss(answer: Any) -> None:
+    class Odd(Router):
+        async def look(self, url: str, timeout_s: float) -> Any:
+            return answer
+
+    router: Any = Odd({})
+    with pytest.raises(EngineLost):
+        run_virtually(listed(router, "router"))
 
 
 def test_engines_that_move_at_the_same_time_are_all_introduced_and_each_old_url_is_removed_once() -> None:
