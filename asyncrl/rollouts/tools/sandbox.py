@@ -140,15 +140,23 @@ class Sandbox:
         """
         async with self._running:
             uid = self._free_uids.pop()
-            directory = await off_loop(functools.partial(tempfile.mkdtemp, prefix="asyncrl-sandbox-"), "sandbox")
             try:
-                settings = self._settings(argv, files or {}, uid, directory)
-                write = functools.partial(_settings_file(directory).write_text, json.dumps(settings))
-                await off_loop(write, "sandbox")
-                return await self._run(directory, stdin.encode())
+                return await self._in_new_directory(argv, files or {}, stdin.encode(), uid)
+            except OSError as error:
+                raise SandboxFailed(f"the sandbox could not start the program: {error.strerror or error}") from error
             finally:
                 self._free_uids.append(uid)
-                await off_loop(functools.partial(shutil.rmtree, directory, ignore_errors=True), "sandbox")
+
+    async def _in_new_directory(
+        self, argv: Sequence[str], files: Mapping[str, str], stdin: bytes, uid: int
+    ) -> SandboxResult:
+        # Both steps run on the loop: a thread that makes or fills the directory would outlive a cancellation.
+        directory = tempfile.mkdtemp(prefix="asyncrl-sandbox-")
+        try:
+            _settings_file(directory).write_text(json.dumps(self._settings(argv, files, uid, directory)))
+            return await self._run(directory, stdin)
+        finally:
+            await off_loop(functools.partial(shutil.rmtree, directory, ignore_errors=True), "sandbox")
 
     def _settings(self, argv: Sequence[str], files: Mapping[str, str], uid: int, directory: str) -> dict[str, Any]:
         return _settings(

@@ -127,6 +127,43 @@ def test_private_directories_are_removed(isolation: Isolation, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
+def test_calls_that_are_cancelled_at_any_moment_take_no_slot_and_leave_no_directory(
+    isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled_after(turns: int, box: Sandbox) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(box.shell("true"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.cancel()
+
+    async def scenario() -> SandboxResult:
+        box = sandbox(isolation, max_running=1)
+        for turns in (1, 2, 3, 5, 10):
+            await cancelled_after(turns, box)
+        await asyncio.sleep(0.1)  # for threads that make a directory late
+        assert os.listdir(tmp_path) == []
+        return await box.shell("echo hi")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert asyncio.run(scenario()).text == "hi"
+
+
+def test_a_machine_without_room_for_a_directory_is_one_clear_line_and_takes_no_slot(
+    isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> SandboxResult:
+        box = sandbox(isolation, max_running=1)
+        with monkeypatch.context() as broken:
+            broken.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+            for _ in range(2):
+                with pytest.raises(SandboxFailed, match=r"could not start the program: No such file or directory$"):
+                    await box.shell("true")
+        return await box.shell("echo hi")
+
+    assert asyncio.run(scenario()).text == "hi"
+
+
 def test_shared_memory_is_limited(namespaces: Isolation) -> None:
     if namespaces != "root":
         pytest.skip("an unprivileged user may not set the limit before Linux 6.1")
