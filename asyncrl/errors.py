@@ -46,6 +46,7 @@ Any other exception is a bug and ends the run.  Arguments are kept in ``args``, 
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 
 class AsyncRLError(Exception):
@@ -285,7 +286,9 @@ def plainly() -> Iterator[None]:
 
 
 def name_of(function: object) -> str:
-    """Return the name of a user's function for errors."""
+    """Return the name of a user's function for errors; that of the function in it for a ``functools.partial``."""
+    while isinstance(function, partial) and not hasattr(function, "__name__"):
+        function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import count
 from operator import index
 from typing import Any
@@ -272,11 +273,12 @@ class Episode(Conversation):
         return Conversation(self._state, next(self._state.numbers), token_ids)
 
     async def call(
-        self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
+        self, function: Callable[..., Any], /, *args: Any, timeout_s: float | None = None, **kwargs: Any
     ) -> Any:
         """Call a tool: ``async def`` on the loop, ``def`` in a thread.  Raises ToolFailed or ToolTimeout.
 
-        The limit is ``--tool-timeout-s``.  A thread that is late stays busy; only its result is given up.
+        The limit is ``--tool-timeout-s``.  A thread that is late stays busy; only its result is given up.  Bind
+        arguments with ``functools.partial`` if one of them may be named ``timeout_s``.
         """
         limit_s = self._state.settings.tool_timeout_s if timeout_s is None else timeout_s
         deadline = asyncio.timeout(limit_s)
@@ -326,10 +328,18 @@ def _token_ids(seen: Sequence[Any]) -> list[int]:
         raise TypeError(f"observe takes text, token ids or chat messages: {error}") from None
 
 
-async def _result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+async def _result(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    tool = _unbound(function)
+    is_async = inspect.iscoroutinefunction(tool) or inspect.iscoroutinefunction(type(tool).__call__)
     found = function(*args, **kwargs) if is_async else await asyncio.to_thread(function, *args, **kwargs)
     return await found if inspect.isawaitable(found) else found
+
+
+def _unbound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function below arguments that ``functools.partial`` has bound."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
 
 
 def _with(usual: SamplingParams, changes: Mapping[str, Any], settings: Mapping[str, Any]) -> SamplingParams:

@@ -71,7 +71,7 @@ async def call_tools(
     async def called(call: ToolCall) -> dict[str, Any]:
         async with running:
             try:
-                content = _text(await _called(ep, tools, call, timeout_s))
+                content = await _called(ep, tools, call, timeout_s)
             except ToolFailed as error:
                 if on_error == "raise":
                     raise
@@ -84,7 +84,7 @@ async def call_tools(
     return [task.result() for task in tasks]
 
 
-async def _called(ep: Episode, tools: Tools, call: ToolCall, timeout_s: float | None) -> Any:
+async def _called(ep: Episode, tools: Tools, call: ToolCall, timeout_s: float | None) -> str:
     problem = call.error
     if problem is None and call.name not in tools:
         problem = f"there is no tool '{call.name}'; the tools are {', '.join(tools)}"
@@ -92,11 +92,13 @@ async def _called(ep: Episode, tools: Tools, call: ToolCall, timeout_s: float | 
         ep.num_tool_calls += 1
         ep.num_tool_errors += 1
         raise ToolFailed(problem)
-    return await ep.call(tools[call.name], timeout_s=timeout_s, **call.arguments)
-
-
-def _text(result: Any) -> str:
-    return result if isinstance(result, str) else json.dumps(result, default=str)
+    # Bound here, because the model chooses the names: ``timeout_s`` would be taken for the limit.
+    result = await ep.call(partial(tools[call.name], **call.arguments), timeout_s=timeout_s)
+    try:
+        return result if isinstance(result, str) else json.dumps(result, default=str)
+    except Exception as error:
+        ep.num_tool_errors += 1
+        raise ToolFailed(f"{call.name}: the result is not JSON: {type(error).__name__}: {error}") from error
 
 
 async def _parser(parser: str | Parser, schemas: Sequence[Any]) -> Parser:

@@ -1,7 +1,9 @@
 """The interface for users who write an episode, run without engines."""
 
 import asyncio
+import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,28 @@ def test_tools_fail_with_named_errors_that_a_function_may_catch() -> None:
         ep.reward = 1.0
 
     assert play(episode, prompt="?", answers=["a"], tool_timeout_s=0.05).end is EpisodeEnd.FINISHED
+
+
+def test_a_tool_with_bound_arguments_runs_where_it_would_without_them_and_keeps_its_name() -> None:
+    seen: list[threading.Thread] = []
+
+    class Tool:
+        async def __call__(self, function: str, timeout_s: float) -> None:
+            seen.append(threading.current_thread())
+
+    def look(**arguments: str) -> None:
+        seen.append(threading.current_thread())
+
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        await ep.call(partial(partial(Tool(), function="f"), timeout_s=3.0))
+        await ep.call(look, function="f", self="s")
+        with pytest.raises(ToolFailed, match="add: ValueError: invalid literal"):
+            await ep.call(partial(add, "two"))
+        ep.reward = 1.0
+
+    assert play(episode, prompt="?", answers=["a"]).end is EpisodeEnd.FINISHED
+    assert [each is threading.current_thread() for each in seen] == [True, False]
 
 
 @pytest.mark.parametrize(

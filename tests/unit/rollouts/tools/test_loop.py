@@ -76,6 +76,55 @@ def test_error_is_an_observation(text: str, message: str) -> None:
     assert result.metrics["episodes/tool_errors"] == 1
 
 
+def derivative(function: str) -> str:
+    return f"d({function})"
+
+
+async def fetch(url: str, timeout_s: float) -> str:
+    return f"{url} within {timeout_s} s"
+
+
+class Echo:
+    async def __call__(self, **arguments: Any) -> Any:
+        assert asyncio.get_running_loop()  # as every ``async def``, on the loop
+        return arguments
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "seen"),
+    [
+        (derivative, {"function": "x^2"}, "d(x^2)"),
+        (fetch, {"url": "a", "timeout_s": 3}, "a within 3 s"),
+        (Echo(), {"func": 1, "args": 2, "function": 3}, '{"func": 1, "args": 2, "function": 3}'),
+        (add, {"self": 1}, "Error: add: TypeError: add() got an unexpected keyword argument 'self'"),
+        (Echo(), {"self": 1}, "Error: Echo: TypeError: "),
+    ],
+)
+def test_arguments_may_have_any_name(tool: Any, arguments: dict[str, Any], seen: str) -> None:
+    result = played(call("tool", **arguments), "5", tools={"tool": tool})
+    assert observed(result)[0].startswith(seen)
+    assert result.metrics["episodes/tool_calls"] == 1
+    assert result.end is EpisodeEnd.FINISHED
+
+
+def deep() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("result", [{(1, 2): 3}, deep()], ids=["a key", "deep"])
+def test_a_result_that_json_cannot_hold_is_an_error_of_the_tool(result: Any) -> None:
+    def look() -> Any:
+        return result
+
+    seen = played(call("look"), "5", tools={"look": look})
+    assert observed(seen)[0].startswith("Error: look: the result is not JSON: ")
+    assert seen.metrics["episodes/tool_errors"] == 1
+    assert played(call("look"), tools={"look": look}, on_error="raise").end is EpisodeEnd.TOOL_FAILED
+
+
 def test_error_may_end_the_episode_untrained() -> None:
     result = played(call(a=1), on_error="raise")
     assert result.end is EpisodeEnd.TOOL_FAILED
