@@ -8,7 +8,7 @@ import functools
 import importlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,9 @@ class ToolCall:
     error: str | None = None
     """The reason why the call cannot be made, for the model; None for a well-formed call."""
 
+
+_NOT_JSON = (ValueError, RecursionError)
+"""The errors of ``json`` for text that is not JSON, or nested more than about a thousand levels."""
 
 type Parser = Callable[[str], list[ToolCall]]
 """Returns the calls in an answer, in order; none if the answer is final."""
@@ -51,7 +54,7 @@ def llama_calls(text: str) -> list[ToolCall]:
     while rest.startswith("{"):
         try:
             value, end = json.JSONDecoder().raw_decode(rest)
-        except ValueError as error:
+        except _NOT_JSON as error:
             return [*calls, _wrong(f"the call is not JSON: {error}")] if tag or '"name"' in rest else calls
         if not tag and not (isinstance(value, dict) and "name" in value):
             return calls  # an answer that is JSON
@@ -65,7 +68,7 @@ def glm_calls(text: str) -> list[ToolCall]:
     calls = []
     for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL):
         name = body.partition("<arg_key>")[0].strip()
-        pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", body, re.DOTALL)
+        pairs = _pairs(body, "<arg_key>", _KEY_TO_VALUE, "</arg_value>")
         calls.append(ToolCall(name=name, arguments={key.strip(): _value(value) for key, value in pairs}))
     return calls
 
@@ -73,12 +76,16 @@ def glm_calls(text: str) -> list[ToolCall]:
 def coder_calls(text: str) -> list[ToolCall]:
     """Read ``<function=name><parameter=key>value</parameter>...</function>``, the format of Qwen3-Coder."""
     calls = []
-    for name, body in re.findall(r"<function=([^>]*)>(.*?)(?:</function>|\Z)", text, re.DOTALL):
-        pairs = re.findall(r"<parameter=([^>]*)>(.*?)</parameter>", body, re.DOTALL)
+    closed = text + "</function>"  # the end of the text ends a call, too
+    for name, body in _pairs(closed, "<function=", _END_OF_TAG, "</function>"):
+        pairs = _pairs(body, "<parameter=", _END_OF_TAG, "</parameter>")
         arguments = {key.strip(): _value(value.removeprefix("\n").removesuffix("\n")) for key, value in pairs}
         calls.append(ToolCall(name=name.strip(), arguments=arguments))
     return calls
 
+
+_KEY_TO_VALUE = re.compile(r"</arg_key>\s*<arg_value>")
+_END_OF_TAG = re.compile(">")
 
 PARSERS: Mapping[str, Parser] = {
     "hermes": hermes_calls,
@@ -93,10 +100,28 @@ PARSERS: Mapping[str, Parser] = {
 """The parsers of this module by SGLang's names of the formats."""
 
 
+def _pairs(text: str, opening: str, middle: re.Pattern[str], closing: str) -> Iterator[tuple[str, str]]:
+    """Yield the two texts of each ``opening ... middle ... closing``, from left to right, in linear time.
+
+    One regex with two lazy parts finds the same.  It takes quadratic or cubic time in text without the last tag,
+    because it tries each start with each middle.  Here the first tag that is missing ends the search: a later start
+    would miss it, too.
+    """
+    at = 0
+    while (start := text.find(opening, at)) >= 0:
+        start += len(opening)
+        between = middle.search(text, start)
+        end = text.find(closing, between.end()) if between else -1
+        if not between or end < 0:
+            return
+        yield text[start : between.start()], text[between.end() : end]
+        at = end + len(closing)
+
+
 def _json_call(body: str) -> ToolCall:
     try:
         return _call_of(json.loads(body))
-    except ValueError as error:
+    except _NOT_JSON as error:
         return _wrong(f"the call is not JSON: {error}")
 
 
@@ -107,7 +132,7 @@ def _call_of(value: Any) -> ToolCall:
     if isinstance(arguments, str):  # JSON within JSON, as OpenAI's API has it
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except _NOT_JSON as error:
             return ToolCall(name=name, error=f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):
         return ToolCall(name=name, error="the arguments are not a JSON object")
@@ -122,7 +147,7 @@ def _value(text: str) -> Any:
     """Return a value that is written as JSON, or the text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except _NOT_JSON:
         return text
 
 
