@@ -135,9 +135,12 @@ class Sandbox:
     ) -> SandboxResult:
         """Run a program in a new private directory with ``files``, as its name and arguments say.
 
-        Every process that it starts has ended at the return.  Cancelling the call ends them.  Raises
-        SandboxFailed if the program could not be started.
+        Every process that it starts has ended at the return.  Cancelling the call ends them.  Text that no program can
+        get, such as half a surrogate pair, ends with exit code 1 and one line of errors.  Raises SandboxFailed if the
+        program could not be started.
         """
+        if (problem := _problem(argv, files or {}, stdin)) is not None:
+            return SandboxResult(stdout="", stderr=problem, exit_code=1, seconds=0.0, cpu_s=0.0)
         async with self._running:
             uid = self._free_uids.pop()
             try:
@@ -289,6 +292,19 @@ def _report(read_end: int) -> dict[str, Any]:
 
 def _command(directory: str, report: int) -> list[str]:
     return [sys.executable, "-I", "-S", str(_CHILD), str(_settings_file(directory)), str(report)]
+
+
+def _problem(argv: Sequence[str], files: Mapping[str, str], stdin: str) -> str | None:
+    """Return the reason why no program can get these texts, for the model; None if one can."""
+    try:
+        for name in (*argv, *files):
+            if b"\0" in os.fsencode(name):
+                return "the command contains a NUL character"
+        for text in (*files.values(), stdin):
+            text.encode()
+    except UnicodeEncodeError as error:
+        return f"the text is not valid Unicode: {error}"
+    return None
 
 
 def _settings_file(directory: str) -> Path:

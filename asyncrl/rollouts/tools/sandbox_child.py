@@ -57,8 +57,8 @@ def call(name: str, *arguments: Any) -> int:
     return result
 
 
-def fail(report: int, error: OSError) -> NoReturn:
-    write(report, {"error": error.strerror or str(error)})
+def fail(report: int, error: OSError | ValueError) -> NoReturn:
+    write(report, {"error": getattr(error, "strerror", None) or str(error)})
     os._exit(125)
 
 
@@ -201,7 +201,7 @@ def start(settings: Mapping[str, Any], report: int) -> int:
                 file.write(text)
         os.closerange(3, report)
         os.execvpe(settings["argv"][0], settings["argv"], {**settings["environment"], "HOME": os.getcwd()})
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or a surrogate that UTF-8 cannot hold
         fail(report, error)
 
 

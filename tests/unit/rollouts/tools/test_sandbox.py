@@ -222,6 +222,38 @@ def test_programs_wait_for_their_turn() -> None:
     assert asyncio.run(overlapping()) == 2
 
 
+SURROGATE, NUL = "the text is not valid Unicode: ", "the command contains a NUL character"
+
+
+@pytest.mark.parametrize(
+    ("argv", "files", "stdin", "seen"),
+    [
+        (["/bin/cat", "main.py"], {"main.py": "\ud83d"}, "", SURROGATE),
+        (["/bin/cat"], {}, "\ud83d", SURROGATE),
+        (["/bin/echo", "\ud83d"], {}, "", SURROGATE),
+        (["/bin/echo", "a\0b"], {}, "", NUL),
+        (["/bin/true"], {"a\0b": ""}, "", NUL),
+    ],
+    ids=["file", "stdin", "argument", "NUL in an argument", "NUL in a name"],
+)
+def test_text_that_no_program_can_get_is_one_line_for_the_model(
+    isolation: Isolation, argv: list[str], files: dict[str, str], stdin: str, seen: str
+) -> None:
+    result = asyncio.run(sandbox(isolation).run(argv, files=files, stdin=stdin))
+    assert result.text.startswith(seen)
+    assert (len(result.text.splitlines()), result.exit_code, result.is_ok) == (1, 1, False)
+
+
+def test_bytes_of_a_command_that_are_not_utf8_arrive(isolation: Isolation) -> None:
+    result = asyncio.run(sandbox(isolation).shell("printf '\udcff' | od -An -tx1"))
+    assert result.text.strip() == "ff"
+
+
+def test_environment_that_cannot_be_set_is_one_clear_line(isolation: Isolation) -> None:
+    with pytest.raises(SandboxFailed, match=r"could not start the program: embedded null byte$"):
+        asyncio.run(sandbox(isolation, environment={"MINE": "a\0b"}).shell("true"))
+
+
 def test_program_that_does_not_exist_is_one_clear_line(isolation: Isolation) -> None:
     with pytest.raises(SandboxFailed, match="could not start the program: No such file or directory"):
         asyncio.run(sandbox(isolation).run(["no-such-program"]))
