@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from asyncrl.app.episodes import check_episodes, load_episodes
+from asyncrl.app.episodes import check_episodes, load_episodes, max_context_len
 from asyncrl.app.eval_function import load_eval_function
 from asyncrl.app.evaluation import CheckedSet, check_eval_lengths, check_eval_rewards, checked_sets
 from asyncrl.app.resuming.resume import ResumablePrompts, Start, find_start
@@ -22,14 +21,14 @@ from asyncrl.app.user_hooks import StepHooks, step_hooks, user_prompts
 from asyncrl.blocking_calls import UserCalls
 from asyncrl.capacity.layout import check_layout
 from asyncrl.capacity.machine import MachineFindings, machine_findings, machine_limits, machine_needs
-from asyncrl.compat import BlockingEval
+from asyncrl.compat import BlockingEval, SlimeArgs
+from asyncrl.compat.slime_args import slime_args
 from asyncrl.config import RewardConfig, RunConfig, check_passthrough, missing_batches
 from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import (
     longest_sample,
     num_ranks,
-    reward_key,
     routing_replay_obstacle,
     run_dir,
     skip_special_tokens,
@@ -37,7 +36,6 @@ from asyncrl.config.derived import (
 )
 from asyncrl.config.eval_sets import eval_sets
 from asyncrl.config.passthrough import API_KEY
-from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import load_prompts
 from asyncrl.data.streaming.opened import open_stream
@@ -148,16 +146,17 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
 
 def _checked_files(run: RunConfig, model: CheckedModel, user_code: UserCode) -> Checked:
     check_trackers(run.trackers)
-    load_episodes(run, model.shape, _plugin_args(run), user_code)
-    custom = _custom(run)
+    args = slime_args(run, max_context_len(run, model.shape))
+    load_episodes(run, args, user_code)
+    custom = _custom(run, args)
     if run.train.update_weight_disk_dir is not None:
         check_disk(run.train.update_weight_disk_dir, sent_bytes(model.shape, weight_bytes(run.model)))
     tokenizer = load_tokenizer(
         run.model.hf_checkpoint, skip_special_tokens=skip_special_tokens(run.rollout, run.reward)
     )
-    reward_of = partial(_reward, run, user_code, without_specials=_without_specials(run, tokenizer))
+    reward_of = partial(_reward, run, args, user_code, without_specials=_without_specials(run, tokenizer))
     reward = reward_of(run.reward)
-    prompts = _prompts(run, tokenizer, reward, model)
+    prompts = _prompts(run, args, tokenizer, reward, model)
     start = find_start(run, prompts, model.shape)
     refuse(missing_batches(run, start.step))
     return Checked(
@@ -168,25 +167,25 @@ def _checked_files(run: RunConfig, model: CheckedModel, user_code: UserCode) -> 
         prompts=prompts,
         start=start,
         held_out=checked_sets(run, tokenizer, model.shape.max_positions, reward_of),
-        eval_function=load_eval_function(run.evaluation.eval_function_path, _plugin_args(run)),
+        eval_function=load_eval_function(run.evaluation.eval_function_path, args),
         reward=reward,
-        keep=_keep(run),
-        pick=_pick(run),
-        hooks=step_hooks(
-            run.hooks, _plugin_args(run), prompts.get_samples if isinstance(prompts, UserPrompts) else None
-        ),
+        keep=_keep(run, args),
+        pick=_pick(run, args),
+        hooks=step_hooks(run.hooks, args, prompts.get_samples if isinstance(prompts, UserPrompts) else None),
         user_code=user_code,
         custom=custom,
     )
 
 
-def _prompts(run: RunConfig, tokenizer: TextTokenizer, reward: RewardFn, model: CheckedModel) -> ResumablePrompts:
+def _prompts(
+    run: RunConfig, args: SlimeArgs, tokenizer: TextTokenizer, reward: RewardFn, model: CheckedModel
+) -> ResumablePrompts:
     """Read all prompts, open a stream of them, or make the user's source.
 
     Raises DataError, PluginError or HookFailed.
     """
     if run.hooks.source is not None:
-        return user_prompts(run, tokenizer, _plugin_args(run))
+        return user_prompts(run, tokenizer, args)
     if run.data.streaming_data:
         return open_stream(run.data, tokenizer, run.model.hf_checkpoint)
     has_episodes = run.episodes.has_episodes
@@ -266,20 +265,21 @@ def check_served(checkpoint: Path, shape: ModelShape, device: str) -> None:
 
 def check_functions(run: RunConfig) -> None:
     """Find every function that the run names.  Raises PluginError."""
+    args = slime_args(run, None)  # the model is not read
     user_code = UserCode(start_timeout_s=run.cluster.start_timeout_s)
     try:
         check_episodes(run, user_code)
-        _reward(run, user_code, run.reward)
-        check_eval_rewards(run, partial(_reward, run, user_code))
+        _reward(run, args, user_code, run.reward)
+        check_eval_rewards(run, partial(_reward, run, args, user_code))
     finally:
         user_code.close()
-    load_eval_function(run.evaluation.eval_function_path, _plugin_args(run))
-    _keep(run)
-    _pick(run)
-    step_hooks(run.hooks, _plugin_args(run))
+    load_eval_function(run.evaluation.eval_function_path, args)
+    _keep(run, args)
+    _pick(run, args)
+    step_hooks(run.hooks, args)
     if run.hooks.source is not None:
-        load_source(run.hooks.source, _plugin_args(run))
-    _custom(run)
+        load_source(run.hooks.source, args)
+    _custom(run, args)
 
 
 def check_flags(run: RunConfig) -> None:
@@ -341,13 +341,17 @@ def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _reward(
-    run: RunConfig, user_code: UserCode, reward: RewardConfig, without_specials: Decode | None = None
+    run: RunConfig,
+    args: SlimeArgs,
+    user_code: UserCode,
+    reward: RewardConfig,
+    without_specials: Decode | None = None,
 ) -> RewardFn:
     """Return the reward that ``reward`` describes: the run's, or that of a set of held-out prompts."""
     is_without = skip_special_tokens(run.rollout, reward)  # so are its samples' texts
     return build_reward(
         reward,
-        _plugin_args(run),
+        args,
         user_code,
         None if is_without else without_specials,
         has_episodes=run.episodes.has_episodes,
@@ -359,21 +363,21 @@ def _without_specials(run: RunConfig, tokenizer: TextTokenizer) -> Decode | None
     return None if run.rollout.rollout_skip_special_tokens is not None else tokenizer.skipping(True).decode
 
 
-def _keep(run: RunConfig) -> KeepFn:
+def _keep(run: RunConfig, args: SlimeArgs) -> KeepFn:
     path = run.rollout.dynamic_sampling_filter_path
     if path is None:
         return _keep_all
-    return UserCalls(f"{KEEP.flag} '{path}'").of(load_plugin(path, KEEP, _plugin_args(run)))
+    return UserCalls(f"{KEEP.flag} '{path}'").of(load_plugin(path, KEEP, args))
 
 
-def _pick(run: RunConfig) -> PickFn | None:
+def _pick(run: RunConfig, args: SlimeArgs) -> PickFn | None:
     path = run.rollout.buffer_filter_path
     if path is None:
         return None
-    return UserCalls(f"{PICK.flag} '{path}'").of(load_plugin(path, PICK, _plugin_args(run)))
+    return UserCalls(f"{PICK.flag} '{path}'").of(load_plugin(path, PICK, args))
 
 
-def _custom(run: RunConfig) -> Resolver | None:
+def _custom(run: RunConfig, args: SlimeArgs) -> Resolver | None:
     """Return a resolver of the user's functions of the objective, after one call of it.  Raises PluginError.
 
     The ranks receive the resolver, so that ``engines/`` need not import ``plugins/``.
@@ -388,14 +392,9 @@ def _custom(run: RunConfig) -> Resolver | None:
         return None
     from asyncrl.engines.megatron.train.custom_advantage import custom_of  # imports torch
 
-    resolve = partial(load_custom, advantage, loss, _plugin_args(run), Path.cwd(), tis)
+    resolve = partial(load_custom, advantage, loss, args, Path.cwd(), tis)
     custom_of(resolve)
     return resolve
-
-
-def _plugin_args(run: RunConfig) -> SimpleNamespace:
-    """The ``args`` of plug-ins with slime's signatures."""
-    return SimpleNamespace(**flat(run) | {"reward_key": reward_key(run.reward)})
 
 
 def _keep_all(group: ScoredGroup) -> str | None:

@@ -72,7 +72,7 @@ def check_episodes(run: RunConfig, user_code: UserCode) -> None:
         user_code.load(PROGRAM, partial(check_episode, path, Path.cwd()), f"{FLAG} '{path}'")
 
 
-def load_episodes(run: RunConfig, shape: ModelShape, args: SlimeArgs, user_code: UserCode) -> None:
+def load_episodes(run: RunConfig, args: SlimeArgs, user_code: UserCode) -> None:
     """Make the program that generates samples, in its process.  Raises PluginError."""
     path = run.episodes.custom_generate_function_path
     if path is None:
@@ -85,7 +85,6 @@ def load_episodes(run: RunConfig, shape: ModelShape, args: SlimeArgs, user_code:
         tool_timeout_s=run.episodes.tool_timeout_s,
         max_turns=run.episodes.max_turns,
         reward_keys=_reward_keys(run),
-        max_context_len=max_context_len(run, shape),
         eval_rm_paths={
             each.name: each.reward.custom_rm_path for each in eval_sets(run) if each.reward.custom_rm_path is not None
         },

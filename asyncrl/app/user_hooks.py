@@ -4,10 +4,9 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import SimpleNamespace
 from typing import Any
 
-from asyncrl.compat import Sample
+from asyncrl.compat import Sample, SlimeArgs
 from asyncrl.compat.batch_hooks import all_samples_from_slime
 from asyncrl.config.areas import HookConfig, RunConfig
 from asyncrl.data.prompts import EndlessPrompts, load_prompts
@@ -57,7 +56,7 @@ class StepHooks:
         return LogHooks(self.rollout_log, self.eval_log, lambda: Worker("log-function"), self.config.hook_timeout_s)
 
 
-def step_hooks(config: HookConfig, args: SimpleNamespace, get_samples: Callable[[int], Any] | None = None) -> StepHooks:
+def step_hooks(config: HookConfig, args: SlimeArgs, get_samples: Callable[[int], Any] | None = None) -> StepHooks:
     """Load the functions that ``config`` names; ``get_samples`` is that of the user's data source.
 
     Raises PluginError.
@@ -124,7 +123,7 @@ class PromptRows:
         ]
 
 
-def user_prompts(run: RunConfig, tokenizer: TextTokenizer, args: SimpleNamespace) -> UserPrompts:
+def user_prompts(run: RunConfig, tokenizer: TextTokenizer, args: SlimeArgs) -> UserPrompts:
     """Make the user's data source, in its thread.  Raises PluginError, DataError or HookFailed."""
     path = run.hooks.source
     if path is None:

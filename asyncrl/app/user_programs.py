@@ -41,7 +41,6 @@ class EpisodeTask:
     max_turns: int | None
     reward_keys: Mapping[str | None, str | None]
     """The entry of dict rewards by the name of an evaluation set; None stands for training."""
-    max_context_len: int
     eval_rm_paths: Mapping[str, str] = field(default_factory=dict)
     """The user's reward of each evaluation set that has one."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
@@ -53,9 +52,8 @@ def episode_program(task: EpisodeTask) -> EpisodeProgram:
     if loaded.shape == "slime":
         return slime_program(
             _MAIN,
-            vars(task.args),
+            task.args,
             lambda path: loaded.function if path == _MAIN else _named(path),
-            max_context_len=task.max_context_len,
             eval_rm_paths=task.eval_rm_paths,
         )
     tokenizer, function = load_tokenizer(task.checkpoint), loaded.function

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from types import SimpleNamespace
 from typing import Any
 
 from asyncrl.compat.slime_types import SlimeArgs
@@ -37,7 +36,7 @@ class BlockingEval:
         There is no data source: the function finds the sets in ``args.eval_datasets``.  Raises TypeError if the result
         has not slime's form.
         """
-        args = SimpleNamespace(**{**vars(self._args), **more})
+        args = SlimeArgs(**{**vars(self._args), **more})
         returned = self._function(args, step, None, evaluation=True)
         data, metrics = getattr(returned, "data", returned), getattr(returned, "metrics", None) or {}
         if not isinstance(data, Mapping) or not isinstance(metrics, Mapping):

@@ -1,10 +1,10 @@
 """The ``args`` and the results of slime's plug-ins; ``slime_sample`` has the samples."""
 
+from argparse import Namespace
 from dataclasses import dataclass
-from types import SimpleNamespace
 
-SlimeArgs = SimpleNamespace
-"""The value of every flag, as attributes named with underscores: ``SlimeArgs(**config.flat(run))``."""
+SlimeArgs = Namespace
+"""The value of every flag, as attributes named with underscores; ``slime_args`` makes that of a run."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from asyncrl.compat.episodes.program import slime_program
 from asyncrl.compat.episodes.trajectories import outcome_of
+from asyncrl.compat.slime_args import completed
 from asyncrl.plugins.resolve import named_object
 from asyncrl.types import GroupId
 from tests.unit.compat.episodes.test_slime_programs import SETTINGS, Call
@@ -51,7 +52,7 @@ def test_generate_of_slime_runs_one_turn_behind_the_prompt(tmp_path: Path) -> No
         "rollout_seed": 1,
     }
     AutoTokenizer.from_pretrained(tmp_path / "model")  # imports torch, which takes longer than the gateway waits
-    program = slime_program(f"{tmp_path}/user.py:fan_out", settings, named_object, max_context_len=512)
+    program = slime_program(f"{tmp_path}/user.py:fan_out", completed(settings, 512), named_object)
 
     async def test(world: World) -> None:
         client = world.episode(["one<|im_end|>"], "Hi")

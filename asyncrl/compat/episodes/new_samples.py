@@ -1,10 +1,10 @@
 """The Sample with which a function of slime's shape begins, and its sampling parameters."""
 
 import copy
-from argparse import Namespace
 from typing import Any
 
 from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_types import SlimeArgs
 from asyncrl.episodes import EpisodeStart
 from asyncrl.rollouts.interfaces import EpisodeCall
 
@@ -33,7 +33,7 @@ def index_of(start: EpisodeStart) -> int:
     return group_index_of(start) * start.group_size + start.index
 
 
-def sampling_params(start: EpisodeStart, args: Namespace) -> dict[str, Any]:
+def sampling_params(start: EpisodeStart, args: SlimeArgs) -> dict[str, Any]:
     """Return the settings of one turn under SGLang's names, as slime has them."""
     sampling = start.sampling
     found: dict[str, Any] = {

@@ -6,13 +6,12 @@ EpisodeCall ──▶ Sample, args, sampling_params ──▶ the function ─�
 import inspect
 import logging
 import sys
-from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from asyncrl.compat.episodes.arguments import args_of_episode, base_args
+from asyncrl.compat.episodes.arguments import args_of_episode
 from asyncrl.compat.episodes.function_paths import function_path
 from asyncrl.compat.episodes.loading import Load, set_loader
 from asyncrl.compat.episodes.needs import needs_of
@@ -21,6 +20,7 @@ from asyncrl.compat.episodes.shapes import Shape, is_slime_reward, shape_of
 from asyncrl.compat.episodes.state import state_of
 from asyncrl.compat.slime_path import provide_slime
 from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_types import SlimeArgs
 from asyncrl.errors import EpisodeFailed, PluginError
 from asyncrl.rollouts.interfaces import EpisodeCall, SlimeResult
 
@@ -29,27 +29,25 @@ logger = logging.getLogger(__name__)
 
 def slime_program(
     path: str,
-    args: Mapping[str, Any],
+    args: SlimeArgs,
     load: Load,
     *,
-    max_context_len: int,
     eval_rm_paths: Mapping[str, str] | None = None,
 ) -> "SlimeProgram":
     """Load the function of ``--custom-generate-function-path`` and the reward function of the run.
 
-    ``args`` are the settings of the run by slime's names, ``load`` loads a function by path, and ``eval_rm_paths`` are
-    the reward functions of evaluation sets.  Call it once, in the process of user code; no event loop need run.
-    Raises PluginError.
+    ``args`` is what ``slime_args`` returned, ``load`` loads a function by path, and ``eval_rm_paths`` are the reward
+    functions of evaluation sets.  Call it once, in the process of user code; no event loop need run.  Raises
+    PluginError.
     """
     provide_slime()
     set_loader(load)
-    base = base_args(args, max_context_len)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have addresses, with the keys of episodes
     function = load(function_path(path))
     _tell_needs(function)
     eval_paths = {name: each for name, each in (eval_rm_paths or {}).items() if is_slime_reward(load(each))}
-    trains = base.custom_rm_path is not None and is_slime_reward(load(base.custom_rm_path))
-    return SlimeProgram(function, shape_of(function), base, eval_paths, scores_training=trains)
+    trains = args.custom_rm_path is not None and is_slime_reward(load(args.custom_rm_path))
+    return SlimeProgram(function, shape_of(function), args, eval_paths, scores_training=trains)
 
 
 class SlimeProgram:
@@ -59,7 +57,7 @@ class SlimeProgram:
         self,
         function: Callable[..., Any],
         shape: Shape,
-        base: Namespace,
+        base: SlimeArgs,
         eval_paths: Mapping[str, str],
         *,
         scores_training: bool,
@@ -93,7 +91,7 @@ class SlimeProgram:
         await self._score(args, found, call.start.data_set, is_list=is_list)
         return SlimeResult(samples=tuple(state_of(each) for each in found), is_list=is_list)
 
-    def _called(self, args: Namespace, sample: Sample, call: EpisodeCall) -> Awaitable[Any]:
+    def _called(self, args: SlimeArgs, sample: Sample, call: EpisodeCall) -> Awaitable[Any]:
         further = {"evaluation": call.start.data_set is not None} if self._shape.names_evaluation else {}
         if self._shape.takes_list:
             found = self._function(args, [sample], **further)
@@ -101,7 +99,7 @@ class SlimeProgram:
             found = self._function(args, sample, sampling_params(call.start, args), **further)
         return found  # type: ignore[no-any-return]
 
-    async def _score(self, args: Namespace, found: list[Sample], data_set: str | None, *, is_list: bool) -> None:
+    async def _score(self, args: SlimeArgs, found: list[Sample], data_set: str | None, *, is_list: bool) -> None:
         """Set missing rewards as slime does, with functions that can run here; the controller sets the others."""
         if args.group_rm and data_set is None:
             return
@@ -114,7 +112,7 @@ class SlimeProgram:
                 await rollout.add_rewards(args, sample)
 
 
-async def _hooked(args: Namespace, found: list[Sample], call: EpisodeCall) -> list[Sample]:
+async def _hooked(args: SlimeArgs, found: list[Sample], call: EpisodeCall) -> list[Sample]:
     hooks = import_module("slime.rollout.sample_hooks")
     return list(await hooks.apply_rollout_sample_hooks(args, found, evaluation=call.start.data_set is not None))
 

@@ -56,7 +56,6 @@ def test_environment_class_is_played_with_its_arguments(tmp_path: Path, monkeypa
             tool_timeout_s=5.0,
             max_turns=None,
             reward_keys={},
-            max_context_len=100,
         )
     )
     start = EpisodeStart(

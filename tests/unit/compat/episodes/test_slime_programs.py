@@ -14,6 +14,7 @@ import pytest
 
 from asyncrl.compat.episodes.program import SlimeProgram, slime_program
 from asyncrl.compat.episodes.trajectories import outcome_of
+from asyncrl.compat.slime_args import completed
 from asyncrl.episodes import EpisodeOutcome, EpisodeStart
 from asyncrl.errors import EpisodeFailed, PluginError
 from asyncrl.plugins.resolve import named_object
@@ -98,7 +99,7 @@ def program_of(folder: Path, source: str, function: str = ":generate", **setting
     rm = {name: f"{file}:{value}" for name, value in settings.items() if name == "custom_rm_path"}
     eval_paths = {name: f"{file}:{each}" for name, each in settings.pop("eval_rm_paths", {}).items()}
     return slime_program(
-        f"{file}{function}", SETTINGS | settings | rm, named_object, max_context_len=512, eval_rm_paths=eval_paths
+        f"{file}{function}", completed(SETTINGS | settings | rm, 512), named_object, eval_rm_paths=eval_paths
     )
 
 
