@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 from asyncrl.blocking_calls import UserCalls
 from asyncrl.compat import BlockingEval, SlimeArgs
+from asyncrl.compat.slime_args import eval_dataset
 from asyncrl.config.eval_sets import EvalSet
 from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.plugins import EVAL, load_plugin
@@ -61,29 +61,5 @@ def _args_of(url: Callable[[], str], key: str, sets: Sequence[EvalSet]) -> dict[
         "sglang_router_ip": address.hostname,
         "sglang_router_port": address.port,
         "sglang_api_key": key,
-        "eval_datasets": [_for_slime(each) for each in sets],
+        "eval_datasets": [eval_dataset(each) for each in sets],
     }
-
-
-def _for_slime(each: EvalSet) -> SimpleNamespace:
-    """Return a set with the attributes of slime's EvalDatasetConfig."""
-    return SimpleNamespace(
-        name=each.name,
-        path=str(each.path),
-        rm_type=each.reward.rm_type,
-        custom_rm_path=each.reward.custom_rm_path,
-        input_key=each.data.input_key,
-        label_key=each.data.label_key,
-        metadata_key=each.data.metadata_key,
-        apply_chat_template=each.data.apply_chat_template,
-        n_samples_per_eval_prompt=each.n_samples_per_eval_prompt,
-        temperature=each.temperature,
-        top_p=each.top_p,
-        top_k=each.top_k,
-        max_response_len=each.max_response_len,
-        min_new_tokens=each.min_new_tokens or None,
-        repetition_penalty=each.repetition_penalty,
-        stop=list(each.stop) or None,
-        stop_token_ids=list(each.stop_token_ids) or None,
-        metadata_overrides=dict(each.metadata),
-    )

@@ -25,7 +25,7 @@ class Curriculum:
 
     def __init__(self, args: Any) -> None:
         """``args`` has an attribute for every flag of the run."""
-        self._rows = by_level(Path(args.prompt_data[0]))
+        self._rows = by_level(Path(args.prompt_data))
         self._seed = args.seed
         self._taken = 0
         self._level = 0

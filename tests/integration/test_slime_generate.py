@@ -23,6 +23,8 @@ from slime.rollout.sglang_rollout import GenerateState, generate
 async def fan_out(args, sample, sampling_params):
     state = GenerateState(args)
     assert GenerateState(args) is state and state.processor is None and not state.aborted
+    texts = (args.rollout_skip_special_tokens, state.sampling_params["skip_special_tokens"])
+    assert (*texts, sampling_params["skip_special_tokens"]) == (False, False, False)  # None strips end tokens
     chat = [{"role": "user", "content": "Hi"}]
     ids = state.tokenizer.apply_chat_template(chat, add_generation_prompt=True)
     text = state.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)

@@ -43,7 +43,7 @@ def sampling_params(start: EpisodeStart, args: SlimeArgs) -> dict[str, Any]:
         "max_new_tokens": sampling.max_new_tokens,
         "stop": list(sampling.stop) or None,
         "stop_token_ids": list(sampling.stop_token_ids) or None,
-        "skip_special_tokens": bool(getattr(args, "rollout_skip_special_tokens", False)),
+        "skip_special_tokens": args.rollout_skip_special_tokens,
         "no_stop_trim": True,
         "spaces_between_special_tokens": False,
     }

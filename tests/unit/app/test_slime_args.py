@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from asyncrl.app.checks import Checked, check
+from asyncrl.compat.slime_args import slime_args
 from asyncrl.types import Batch
-from tests.unit.app.test_checks import quickstart
+from tests.unit.app.test_checks import QUICKSTART, quickstart
 from tests.unit.scored_groups import group
 
 FUNCTIONS = """
@@ -67,6 +68,58 @@ FLAGS = {
     "data-source-path": "Source",
 }
 
+TRAIN, HELD_OUT = (str(QUICKSTART.parent / "quickstart" / f"{name}.jsonl") for name in ("train", "heldout"))
+GIVEN = (
+    "actor_num_gpus_per_node actor_num_nodes advantage_estimator allgather_cp apply_chat_template "
+    "apply_chat_template_kwargs async_save balance_by_flops balance_data calculate_per_token_loss "
+    "check_weight_update_equal ci_disable_kl_checker ci_test ci_train_rollout_logprob_abs_diff_threshold clip_grad "
+    "colocate compute_advantages_and_returns data_pad_size_multiplier data_source_path debug_rollout_only "
+    "debug_train_only distributed_backend distributed_timeout_minutes enable_mtp_training entropy_coef eps_clip "
+    "fetch_trajectory_retry_times freeze_indexer gamma get_mismatch_metrics group_rm grpo_std_normalization "
+    "input_key keep_old_actor kl_coef kl_loss_coef kl_loss_type lambd log_correct_samples log_multi_turn "
+    "log_passrate log_probs_chunk_size loss_mask_type loss_type lr mask_offpolicy_in_partial_rollout "
+    "memory_recorder memory_snapshot_dir metadata_key micro_batch_size min_batch_collection_ratio "
+    "mtp_loss_scaling_factor n_samples_per_eval_prompt n_samples_per_prompt no_save_optim normalize_advantages "
+    "num_critic_only_steps num_gpus_per_node opd_kl_coef opsm_delta partial_rollout profile_target qwen_gdn_backend "
+    "recompute_loss_function record_memory_history release_train reset_optimizer_states rewards_normalization "
+    "rollout_batch_size rollout_data_transport rollout_function_path rollout_global_dataset "
+    "rollout_health_check_first_wait rollout_health_check_interval rollout_health_check_timeout "
+    "rollout_num_gpus_per_engine rollout_sample_hook_path rollout_seed rollout_shuffle rollout_skip_special_tokens "
+    "rollout_task_type rollout_temperature rollout_top_k rollout_top_p seed skip_eval_before_train tis_clip "
+    "tis_clip_low tool_key train_backend train_env_vars update_weight_buffer_size update_weight_delta_checksum "
+    "update_weight_delta_encoding update_weight_disk_keep_files update_weight_mode update_weight_transport "
+    "update_weights_interval use_distributed_post use_dynamic_batch_size use_fault_tolerance use_kl_loss use_opd "
+    "use_opsm use_rollout_entropy use_rollout_logprobs use_rollout_routing_replay use_routing_replay "
+    "use_stateless_adam use_tensorboard use_tis use_unbiased_kl use_wandb value_clip wandb_always_use_train_step "
+    "wandb_random_suffix"
+)
+"""Every argument of slime 624b824a that is not None without a flag."""
+NONE = (
+    "buffer_filter_path ci_load_grad_norm ci_save_grad_norm custom_advantage_function_path custom_config_path "
+    "custom_convert_samples_to_train_data_path custom_eval_rollout_log_function_path custom_generate_function_path "
+    "custom_loss_function_path custom_megatron_before_log_prob_hook_path "
+    "custom_megatron_before_train_step_hook_path custom_megatron_init_path custom_model_provider_path "
+    "custom_pg_loss_reducer_function_path custom_reward_post_process_path custom_rm_path "
+    "custom_rollout_log_function_path custom_tis_function_path custom_update_weight_post_write_path dump_details "
+    "dynamic_sampling_filter_path eps_clip_c eps_clip_high eval_config eval_function_path eval_input_key "
+    "eval_interval eval_label_key eval_max_context_len eval_max_prompt_len eval_max_response_len "
+    "eval_min_new_tokens eval_prompt_data eval_reward_key eval_temperature eval_tool_key eval_top_k eval_top_p "
+    "freeze_params_name_list global_batch_size hf_checkpoint http_proxy label_key load load_debug_rollout_data "
+    "load_debug_rollout_data_subsample load_forge_rollout_data log_probs_max_tokens_per_gpu log_reward_category "
+    "max_tokens_per_gpu megatron_config_path megatron_deepgemm_forward_layers megatron_deepgemm_forward_modules "
+    "megatron_deepgemm_moe_forward_layers megatron_deepgemm_moe_forward_modules memory_snapshot_num_steps "
+    "model_name mtp_num_layers multimodal_keys num_epoch num_rollout num_steps_per_rollout offload_rollout "
+    "offload_train only_train_params_name_list opd_teacher_ckpt_step opd_teacher_load opd_type "
+    "over_sampling_batch_size padded_vocab_size prompt_data ref_ckpt_step ref_load ref_update_interval reward_key "
+    "rm_type rm_url rollout_all_samples_process_path rollout_buffer_url rollout_data_postprocess_path "
+    "rollout_external_engine_addrs rollout_max_context_len rollout_max_prompt_len rollout_max_response_len "
+    "rollout_num_gpus rollout_sample_filter_path rollout_stop rollout_stop_token_ids save save_debug_rollout_data "
+    "save_debug_train_data save_hf save_interval start_rollout_id tb_experiment_name tb_project_name "
+    "update_weight_disk_dir update_weight_local_checkpoint_dir wandb_dir wandb_group wandb_host wandb_key "
+    "wandb_mode wandb_project wandb_run_id wandb_team"
+)
+"""Its other arguments."""
+
 
 def checked_with(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[Checked, dict[str, Any]]:
     """Return the run with all functions, and the ``args`` that they saw."""
@@ -116,3 +169,59 @@ def test_a_copy_of_slimes_reward_post_process_runs(
     finally:
         checked.user_code.close()
     assert [each.outcome for each in batch.groups[0].samples] == pytest.approx([-expected, expected], abs=1e-5)
+
+
+def test_args_have_every_name_of_slime_and_no_none_where_slime_has_a_value() -> None:
+    args = vars(slime_args(quickstart(), None))
+    assert {*GIVEN.split(), *NONE.split()} - args.keys() == set()
+    assert [name for name in GIVEN.split() if args[name] is None] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            (),
+            {
+                "rollout_skip_special_tokens": False,
+                "normalize_advantages": False,
+                "use_dynamic_batch_size": True,
+                "use_rollout_logprobs": True,
+                "use_rollout_routing_replay": False,
+                "global_batch_size": 128,
+                "micro_batch_size": 1,
+                "eps_clip_high": 0.2,
+                "apply_chat_template_kwargs": {},
+                "train_env_vars": {},
+                "rollout_stop": None,
+                "rollout_stop_token_ids": None,
+                "eval_reward_key": None,
+                "rollout_max_context_len": 256,
+                "eval_max_context_len": 256,
+                "prompt_data": TRAIN,
+                "hf_checkpoint": str(QUICKSTART.parent / "quickstart" / "model"),
+                "no_save_optim": False,
+                "use_critic": False,
+                "grpo_std_normalization": True,
+                "sglang_tp_size": 1,
+                "sglang_data_parallel_size": 1,
+            },
+        ),
+        (("--rollout-skip-special-tokens",), {"rollout_skip_special_tokens": True}),
+        (("--rollout-stop", "a", "b"), {"rollout_stop": ["a", "b"]}),
+        (("--prompt-data", TRAIN, HELD_OUT), {"prompt_data": [TRAIN, HELD_OUT]}),
+        (("--advantage-estimator", "ppo"), {"use_critic": True}),
+        (("--n-samples-per-prompt", "1", "--advantage-estimator", "ppo"), {"grpo_std_normalization": False}),
+        (("--reward-key", "score"), {"reward_key": "score", "eval_reward_key": "score"}),
+        (("--reward-key", "score", "--eval-reward-key", "acc"), {"reward_key": "score", "eval_reward_key": "acc"}),
+        (("--no-save-optim",), {"no_save_optim": True}),
+    ],
+)
+def test_values_are_slimes(flags: tuple[str, ...], expected: dict[str, Any]) -> None:
+    args = vars(slime_args(quickstart(*flags), 256))
+    assert {name: args[name] for name in expected} == expected
+
+
+def test_evaluation_sets_are_in_the_args_of_all_functions() -> None:
+    (only,) = slime_args(quickstart(), None).eval_datasets
+    assert (only.name, only.path) == ("arithmetic", HELD_OUT)

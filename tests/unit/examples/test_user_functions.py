@@ -113,7 +113,7 @@ def test_sets_are_those_that_the_script_makes(tmp_path: Path, monkeypatch: pytes
 
 
 def source() -> Any:
-    return module("curriculum/source.py").Curriculum(SimpleNamespace(prompt_data=(TRAIN,), seed=7))
+    return module("curriculum/source.py").Curriculum(SimpleNamespace(prompt_data=TRAIN, seed=7))
 
 
 def answered(level: int, reward: float) -> ScoredGroup:

@@ -66,7 +66,7 @@ SETTINGS: dict[str, Any] = {
     "rollout_stop": ("</call>",),
     "partial_rollout": True,
     "n_samples_per_prompt": 2,
-    "rollout_skip_special_tokens": False,
+    "rollout_skip_special_tokens": None,  # as without the flag
 }
 
 
