@@ -31,6 +31,10 @@ type Row = Mapping[str, float | int]
 type Look = Callable[[], Mapping[str, float | int] | None]
 
 
+class RowChanges(dict[str, float]):
+    """Numbers of a log function that replace those of the row where it has the same names."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Function:
     """A log function with its thread, so that one that hangs does not hold the other up."""
@@ -151,7 +155,10 @@ class LogHooks:
 
 
 def _checked(returned: Any, name: str, row: Row) -> Row:
-    """Return the function's numbers.  Raises HookFailed for anything else, and for a name that the row already has."""
+    """Return the function's numbers.
+
+    Raises HookFailed for anything else, and for a name that the row already has, except in RowChanges.
+    """
     if returned is None or isinstance(returned, bool):
         return {}
     if not isinstance(returned, Mapping):
@@ -159,6 +166,6 @@ def _checked(returned: Any, name: str, row: Row) -> Row:
     for key, value in returned.items():
         if not isinstance(key, str) or not isinstance(value, numbers.Real):
             raise HookFailed(f"{name}: returned {key!r}: {value!r}, not a name and a number")
-        if key in row:
+        if key in row and not isinstance(returned, RowChanges):
             raise HookFailed(f"{name}: returned {key}, which the row already has")
     return {key: float(value) for key, value in returned.items()}

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.compat import Sample, SlimeArgs
@@ -187,6 +189,39 @@ def test_slimes_eval_log_sees_the_columns_of_each_set() -> None:
     written(LogHooks(None, eval_log_from_slime(mine, SlimeArgs()), InlineCaller, 60.0), evaluation=REPORT)
     written(LogHooks(None, eval_log_from_slime(mine, SlimeArgs()), InlineCaller, 60.0))  # a step without evaluation
     assert seen == [(3, {"gsm": {"rewards": [0.0, 1.0], "truncated": [True, False]}}, [0, 1], {"eval/accuracy": 0.25})]
+
+
+def test_numbers_that_slimes_log_functions_write_into_extra_metrics_are_in_the_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def mine(rollout_id: int, args: Any, samples: list[Sample], rollout_extra_metrics: Any, rollout_time: float) -> Any:
+        rollout_extra_metrics |= {"my/calls": np.float32(1.5), "my/flag": True, "reward/mean": 0.75, "step": 99}
+        rollout_extra_metrics |= {"my/text": "no", "my/nothing": math.nan}
+
+    first, second = written(rollout(rollout_log_from_slime(mine, SlimeArgs())), steps=2)
+    assert first == {**ROW, "step": 0, "my/calls": 1.5, "my/flag": 1.0, "reward/mean": 0.75, **COUNTS}
+    assert (second["step"], second["my/calls"]) == (1, 1.5)
+    assert [record.getMessage() for record in caplog.records] == [
+        "log function mine: extra_metrics['my/text'] is no finite number but 'no'; it is not written",
+        "log function mine: extra_metrics['my/nothing'] is no finite number but nan; it is not written",
+    ]
+
+
+def test_a_log_function_that_returns_true_has_logged_its_numbers_itself() -> None:
+    def mine(rollout_id: int, args: Any, samples: list[Sample], extra_metrics: Any, rollout_time: float) -> bool:
+        extra_metrics["my/calls"] = 1.5
+        return True
+
+    assert written(rollout(rollout_log_from_slime(mine, SlimeArgs()))) == [{**ROW, "step": 0, **COUNTS}]
+
+
+def test_numbers_that_slimes_eval_log_writes_are_in_the_row() -> None:
+    def mine(rollout_id: int, args: Any, data: dict[str, Any], extra_metrics: dict[str, Any]) -> bool:
+        extra_metrics |= {"eval/accuracy": 0.5, "eval/mine": 2}
+        return False
+
+    logs = LogHooks(None, eval_log_from_slime(mine, SlimeArgs()), InlineCaller, 60.0)
+    assert written(logs, evaluation=REPORT) == [{**ROW, "step": 0, "eval/accuracy": 0.5, "eval/mine": 2.0, **COUNTS}]
 
 
 def test_a_native_eval_log_gets_the_report() -> None:

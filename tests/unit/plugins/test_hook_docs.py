@@ -40,7 +40,7 @@ HOOKS = {
     "my_hooks.py:first_tokens(256)": (CONVERT, [(1, 1), (1, 1)], [None, None]),
     "slime_hooks.py:to_train_data": (CONVERT, [(1, 1), (1, 1)], [-0.5, 0.5]),
 }
-LOGS = {"my_logs.py:lengths": {"my/shortest_answer": 2}, "slime_logs.py:log_rollout": None}
+LOGS = {"my_logs.py:lengths": {"my/shortest_answer": 2}, "slime_logs.py:log_rollout": {"my/longest_answer": 2.0}}
 EVAL_LOGS = {"my_logs.py:worst_set": {"my/worst_set": 0.25}, "slime_logs.py:log_eval": None}
 
 
