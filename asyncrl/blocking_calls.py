@@ -43,6 +43,7 @@ class UserCalls:
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:
             return self.call(function, *args, **kwargs)
 
+        vars(timed)["user_label"] = self.name  # for errors
         return timed
 
     def of_async[**P, T](self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:

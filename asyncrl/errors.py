@@ -44,7 +44,9 @@ Any other exception is a bug and ends the run.  Arguments are kept in ``args``, 
 """
 
 import errno
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -290,6 +292,44 @@ def name_of(function: object) -> str:
     while isinstance(function, partial) and not hasattr(function, "__name__"):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
+
+
+def label_of(function: object) -> str:
+    """Return ``: `` with the flag and path of a user's function, for errors; empty if it was not named by a path."""
+    label = getattr(function, "user_label", "")
+    return f": {label}" if label else ""
+
+
+_FRAME = re.compile(r'^[\s|]*File "([^"<]+)", line (\d+), in (.+)$', re.MULTILINE)
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+def place_in(text: str) -> str:
+    """Return the innermost frame of user code in the text of a traceback, for the end of an error; empty without one.
+
+    Frames of installed packages count only if there are no others.
+    """
+    return _place(_FRAME.findall(text))
+
+
+def place_of(error: BaseException) -> str:
+    """Return the place of user code at which ``error`` was raised, as ``place_in`` does.  Reads no file."""
+    frames, step = [], error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        frames.append((code.co_filename, str(step.tb_lineno), code.co_name))
+        step = step.tb_next
+    return _place(frames)
+
+
+def _place(frames: Iterable[tuple[str, str, str]]) -> str:
+    others = [frame for frame in frames if not frame[0].startswith((_OURS, "<"))]
+    own = [frame for frame in others if not frame[0].startswith(_LIBRARY) and "site-packages" not in frame[0]]
+    if not others:
+        return ""
+    file, line, name = (own or others)[-1]
+    return f" ({os.path.basename(file)}:{line}, in {name})"
 
 
 def first_line(error: BaseException) -> str:

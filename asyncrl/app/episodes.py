@@ -161,6 +161,7 @@ def _function(
         limits=limits,
         decode=decode,
         slime_outcome=partial(_slime_outcome, _reward_keys(run)),
+        label=f"{FLAG} '{episodes.custom_generate_function_path}'",
     )
 
 

@@ -41,20 +41,19 @@ def build_reward(
     if path is None:
         built_in = BuiltIn(reward.rm_type, key=key, url=reward.rm_url, without_specials=without_specials)
         return SetByEpisode(built_in) if has_episodes and reward.rm_type is None else built_in
+    label = f"{REWARD.flag} '{path}'"
     name, make = user_code.reward(reward, args)
     runs = (
-        user_code.load(name, make, f"{REWARD.flag} '{path}'")["runs"]
-        if has_episodes
-        else load_reward(path, args, is_group=is_group).runs
+        user_code.load(name, make, label)["runs"] if has_episodes else load_reward(path, args, is_group=is_group).runs
     )
     if runs == "in the process of user code":
         user_code.add(name, make)
-        return InUserProcessGroup(name) if is_group else InUserProcess(name)
+        return (InUserProcessGroup if is_group else InUserProcess)(name, label)
     user_code.remove(name)
     if runs == "as a class":
-        return Batched(pickle.dumps(partial(method_of_class, path, args, Path.cwd())), key)
+        return Batched(pickle.dumps(partial(method_of_class, path, args, Path.cwd())), key, label)
     resolver = pickle.dumps(partial(plain_function, path, args, is_group, Path.cwd()))
-    return InPoolGroup(resolver, key) if is_group else InPool(resolver, key)
+    return (InPoolGroup if is_group else InPool)(resolver, key, label)
 
 
 def check_rows(reward: RewardFn, prompts: Iterable[Prompt], source: str) -> None:

@@ -12,9 +12,10 @@ from asyncrl.types import Prompt, Reward, Sample
 class InUserProcess:
     """A reward ``async (prompt, sample)`` that the process of user code runs."""
 
-    def __init__(self, program: str) -> None:
-        """``program`` is its name among the programs of the process."""
+    def __init__(self, program: str, label: str = "") -> None:
+        """``program`` is its name among the programs of the process, ``label`` its flag and path for errors."""
         self.program = program
+        self.user_label = label
 
     async def __call__(self, prompt: Prompt, sample: Sample, /) -> Reward:
         """Return the reward.  Raises RewardFailed."""
@@ -54,8 +55,12 @@ class InPool:
     has_deadlines = True
     needs_pool = True
 
-    def __init__(self, resolver: bytes, key: str | None) -> None:
-        """``resolver``: a pickled function without parameters that returns the reward function."""
+    def __init__(self, resolver: bytes, key: str | None, label: str = "") -> None:
+        """``resolver``: a pickled function without parameters that returns the reward function.
+
+        ``label``: its flag and path, for errors.
+        """
+        self.user_label = label
         self._resolver = resolver
         self._key = key
 
@@ -82,8 +87,12 @@ class Batched:
 
     has_deadlines = True
 
-    def __init__(self, resolver: bytes, key: str | None) -> None:
-        """``resolver``: a pickled function without parameters that makes the object and returns its method."""
+    def __init__(self, resolver: bytes, key: str | None, label: str = "") -> None:
+        """``resolver``: a pickled function without parameters that makes the object and returns its method.
+
+        ``label``: its flag and path, for errors.
+        """
+        self.user_label = label
         self._resolver = resolver
         self._key = key
 

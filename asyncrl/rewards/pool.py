@@ -21,7 +21,7 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from asyncrl.daemon_threads import off_loop
-from asyncrl.errors import RewardFailed, RewardUnavailable
+from asyncrl.errors import RewardFailed, RewardUnavailable, place_in
 from asyncrl.event_loop import Deadline
 from asyncrl.internals import Internal
 from asyncrl.rewards import worker
@@ -193,7 +193,9 @@ def outcome(future: "Future[Any]", limit: float) -> Any:
     except Exception as error:  # what pebble cannot send between processes, and broken pools
         raise RewardFailed(f"the worker processes failed: {type(error).__name__}: {error}") from error
     if isinstance(value, Raised):
-        text = value.message if value.type == RewardFailed.__name__ else f"{value.type}: {value.message}"
+        is_named = value.type == RewardFailed.__name__
+        place = place_in(value.traceback) if value.reached is None else ""
+        text = value.message if is_named else f"{value.type}: {value.message}{place}"
         failed = RewardFailed(text) if value.reached is None else RewardUnavailable(text, value.reached)
         raise failed from RemoteTraceback(value.traceback)
     return _unpacked(value) if isinstance(value, bytes) else value

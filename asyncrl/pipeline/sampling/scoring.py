@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from asyncrl.episodes import Trajectory
-from asyncrl.errors import FilterFailed, RewardFailed, RewardKeyMissing, RewardUnavailable
+from asyncrl.errors import FilterFailed, RewardFailed, RewardKeyMissing, RewardUnavailable, label_of, place_of
 from asyncrl.event_loop import Deadline, is_cancelled
 from asyncrl.outages import reached_by
 from asyncrl.protocols import GroupRewardFn, HasDeadlines, KeepFn, RewardFn
@@ -23,7 +23,7 @@ async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: flo
 
     Raises RewardFailed if the function raises, takes longer than ``timeout_s``, or returns no number that is usable.
     """
-    who = f"row {prompt.row}, sample {sample.index}"
+    who = f"row {prompt.row}, sample {sample.index}{label_of(reward)}"
     return _checked(who, await _called(who, reward(prompt, sample), timeout_s))
 
 
@@ -31,13 +31,13 @@ async def score_group(
     reward: GroupRewardFn, prompt: Prompt, samples: Sequence[Sample], timeout_s: float | None
 ) -> list[Reward]:
     """Return the rewards of all samples of a group, in order.  Raises RewardFailed, also for a wrong count."""
-    who = f"row {prompt.row}"
-    values = await _called(who, reward.of_group(prompt, samples), timeout_s)
+    who, by = f"row {prompt.row}", label_of(reward)
+    values = await _called(f"{who}{by}", reward.of_group(prompt, samples), timeout_s)
     if not isinstance(values, Sequence) or isinstance(values, str):
-        raise RewardFailed(f"{who}: a group reward must be a list of numbers, got {values!r}")
+        raise RewardFailed(f"{who}{by}: a group reward must be a list of numbers, got {values!r}")
     if len(values) != len(samples):
-        raise RewardFailed(f"{who}: got {len(values)} rewards for a group of {len(samples)} samples")
-    return [_checked(f"{who}, sample {sample.index}", value) for sample, value in zip(samples, values, strict=True)]
+        raise RewardFailed(f"{who}{by}: got {len(values)} rewards for a group of {len(samples)} samples")
+    return [_checked(f"{who}, sample {sample.index}{by}", value) for sample, value in zip(samples, values, strict=True)]
 
 
 async def _called(who: str, call: Awaitable[Any], timeout_s: float | None) -> Any:
@@ -69,7 +69,7 @@ def _named(who: str, error: Exception, limit_s: float | None) -> RewardFailed:
         kind = RewardKeyMissing if isinstance(error, RewardKeyMissing) else RewardFailed
         return kind(f"{who}: {error}")
     text, reached = f"{who}: {type(error).__name__}: {error}", reached_by(error)
-    return RewardFailed(text) if reached is None else RewardUnavailable(text, reached)
+    return RewardFailed(f"{text}{place_of(error)}") if reached is None else RewardUnavailable(text, reached)
 
 
 def _checked(who: str, value: Any) -> Reward:
@@ -94,10 +94,11 @@ def verdict(keep: KeepFn, group: ScoredGroup) -> str | None:
 
     Raises FilterFailed if the filter raises or returns anything else.
     """
+    who = f"row {group.prompt.row}{label_of(keep)}"
     try:
         reason = keep(group)
     except (Exception, asyncio.CancelledError) as error:  # a user function, as above; it never awaits
-        raise FilterFailed(f"row {group.prompt.row}: {type(error).__name__}: {error}") from error
+        raise FilterFailed(f"{who}: {type(error).__name__}: {error}{place_of(error)}") from error
     if reason is None or (isinstance(reason, str) and reason):
         return reason
-    raise FilterFailed(f"row {group.prompt.row}: a filter must return None or a reason, got {reason!r}")
+    raise FilterFailed(f"{who}: a filter must return None or a reason, got {reason!r}")

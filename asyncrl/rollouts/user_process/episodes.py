@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns
-from asyncrl.errors import AsyncRLError, EpisodeEnded, EpisodeFailed, RewardKeyMissing, plainly
+from asyncrl.errors import AsyncRLError, EpisodeEnded, EpisodeFailed, RewardKeyMissing, place_in, plainly
 from asyncrl.rollouts.interfaces import Gateway, SlimeResult
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession
 from asyncrl.rollouts.user_process.host import UserProcesses
@@ -31,13 +31,16 @@ class UserEpisodes:
         limits: EpisodeLimits,
         decode: Callable[[tuple[int, ...]], str],
         slime_outcome: SlimeOutcome,
+        label: str = "",
     ) -> None:
+        """``label`` is the flag and path of the function, for errors."""
         self._processes = processes
         self._program = program
         self._gateway = gateway
         self._limits = limits
         self._decode = decode
         self._slime_outcome = slime_outcome
+        self._label = f"{label}: " if label else ""
 
     async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
         """Run one episode.  Raises EpisodeFailed or RewardKeyMissing.  The caller has a deadline, and cancels this."""
@@ -90,7 +93,8 @@ class UserEpisodes:
         if raised.type == RewardKeyMissing.__name__:
             return RewardKeyMissing(f"{session.start.name}: {raised.message}")
         self._processes.tell(session.start.name, raised)
-        return EpisodeFailed(f"{session.start.name}: {raised.type}: {raised.message}")
+        text = f"{raised.type}: {raised.message}{place_in(raised.traceback)}"
+        return EpisodeFailed(f"{session.start.name}: {self._label}{text}")
 
 
 async def _turn(call: OpenCall, session: EpisodeSession, ask: Ask) -> None:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from asyncrl.errors import RewardFailed, RewardKeyMissing, RewardUnavailable, plainly
+from asyncrl.errors import RewardFailed, RewardKeyMissing, RewardUnavailable, place_in, plainly
 from asyncrl.rollouts.user_process.messages import Raised, Returned, Score
 from asyncrl.rollouts.user_process.process import UserCodeProcess
 from asyncrl.rollouts.user_process.results import reward_value_of
@@ -71,7 +71,8 @@ class UserProcesses:
         if message.type == RewardKeyMissing.__name__:
             raise RewardKeyMissing(message.message)
         is_named = message.type == RewardFailed.__name__
-        text = message.message if is_named else f"{message.type}: {message.message}"
+        place = place_in(message.traceback) if message.reached is None else ""
+        text = message.message if is_named else f"{message.type}: {message.message}{place}"
         failed = RewardFailed(text) if message.reached is None else RewardUnavailable(text, message.reached)
         raise failed from RemoteTraceback(message.traceback)
 

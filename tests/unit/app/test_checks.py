@@ -11,7 +11,7 @@ import pytest
 from asyncrl.app.checks import NO_TOKENIZER_FLAG, OVERRIDE_FLAG, check, check_model
 from asyncrl.config import RunConfig, load_run
 from asyncrl.config.derived import use_routing_replay
-from asyncrl.errors import ConfigError, DataError
+from asyncrl.errors import ConfigError, DataError, FilterFailed
 from asyncrl.pipeline.sampling.scoring import verdict
 from asyncrl.types import Picked, Prompt
 from tests.unit.data.tiktoken_for_tests import tiktoken_folder
@@ -285,3 +285,14 @@ def test_filters_that_block_the_event_loop_are_named_with_flag_and_path(
     keep, pick = (line.partition(" blocked the event loop for ")[0] for line in caplog.messages)
     assert keep == f"--dynamic-sampling-filter-path '{file}:keep'"
     assert pick == f"--buffer-filter-path '{file}:pick'"
+
+
+def test_an_error_of_a_filter_names_flag_path_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def keep(args, samples, **kwargs):\n    return samples[0].reward[0]\n")
+    monkeypatch.chdir(tmp_path)
+    checked = check(quickstart("--dynamic-sampling-filter-path", "mine.py:keep"))
+    with pytest.raises(FilterFailed) as error:
+        verdict(checked.keep, group(3, (0.0, 1.0)))
+    label = f"--dynamic-sampling-filter-path '{tmp_path}/mine.py:keep'"
+    text = "TypeError: 'float' object is not subscriptable (mine.py:2, in keep)"
+    assert str(error.value) == f"row 3: {label}: {text}"

@@ -62,6 +62,10 @@ async def graded(reward: RewardFn, name: str, texts: Sequence[str]) -> list[Rewa
         return [f"away: {error}" if isinstance(error, RewardUnavailable) else str(error)]
 
 
+def by(name: str) -> str:
+    return f"--custom-rm-path 'mine.py:{name}'"
+
+
 @pytest.mark.timeout(360)
 def test_functions() -> None:
     """One run for all, because each run starts worker processes."""
@@ -98,16 +102,18 @@ def test_functions() -> None:
     right, wrong = {"right": 1.0, "length": 1}, {"right": 0.0, "length": 1}
     assert got["waits"] == got["computes"] == [Reward(value=1.0, parts=right), Reward(value=0.0, parts=wrong)]
     line = "a dict reward with right, length: name one of them with --reward-key or --eval-reward-key"
-    assert got["no key"] == [f"no key: row 3, sample 0: {line}"]
-    assert got["no key, waits"] == got["no key"]
-    assert got["broken_waits"] == got["broken"]
-    assert got["exits"] == ["row 3, sample 0: its process ended: exit code 5"]
-    assert got["sleeps"] == ["away: row 3, sample 0: no reward within 0.5 s"]
+    assert got["no key"] == [f"no key: row 3, sample 0: {by('computes')}: {line}"]
+    assert got["no key, waits"] == [f"no key: row 3, sample 0: {by('waits')}: {line}"]
+    assert got["exits"] == [f"row 3, sample 0: {by('exits')}: its process ended: exit code 5"]
+    assert got["sleeps"] == [f"away: row 3, sample 0: {by('sleeps')}: no reward within 0.5 s"]
     assert got["slimes"] == [Reward(value=0.5), Reward(value=0.0)]
     assert got["ranks"] == got["ranks_plain"] == [Reward(value=0.0), Reward(value=1.0), Reward(value=2.0)]
-    assert got["too_few"] == ["row 3: got 1 rewards for a group of 3 samples"]
-    assert got["one_number"] == ["row 3: a list of rewards is needed, got a float: 1.0"]
-    assert got["broken"] == ["row 3, sample 0: IndexError: list index out of range"]
-    assert got["endless"] == ["away: row 3, sample 0: no reward within 10 s; its worker was killed"]
-    assert got["refused"] == ["away: row 3, sample 0: ConnectionRefusedError: no service"]
-    assert got["refused_waits"] == ["away: row 3, sample 0: ConnectionResetError: cut"]
+    assert got["too_few"] == [f"row 3: {by('too_few')}: got 1 rewards for a group of 3 samples"]
+    assert got["one_number"] == [f"row 3: {by('one_number')}: a list of rewards is needed, got a float: 1.0"]
+    for case in ("broken", "broken_waits"):
+        (text,) = got[case]
+        start = f"row 3, sample 0: {by(case)}: IndexError: list index out of range (mine.py:"
+        assert isinstance(text, str) and text.startswith(start) and text.endswith(f", in {case})")
+    assert got["endless"] == [f"away: row 3, sample 0: {by('endless')}: no reward within 10 s; its worker was killed"]
+    assert got["refused"] == [f"away: row 3, sample 0: {by('refused')}: ConnectionRefusedError: no service"]
+    assert got["refused_waits"] == [f"away: row 3, sample 0: {by('refused_waits')}: ConnectionResetError: cut"]

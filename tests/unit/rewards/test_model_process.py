@@ -97,7 +97,7 @@ def test_a_failed_batch_costs_its_answers_alone() -> None:
 
     assert in_a_run(run) == [
         "1.0",
-        "ValueError: no idea",
+        "ValueError: no idea (test_model_process.py:45, in compute_reward)",
         "compute_reward must return a list of numbers, got a float: 1.0",
         "its worker died (exit code 4)",
         "1.0",

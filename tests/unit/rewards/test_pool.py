@@ -45,7 +45,7 @@ def closed(changes: dict[str, Any], *calls: str) -> list[Any]:
     [
         ("in_a_c_loop", "no reward within 4 s; its worker was killed"),
         ("asleep", "no reward within 4 s; its worker was killed"),
-        ("gluttonous", "MemoryError: "),
+        ("gluttonous", "MemoryError:  (misbehaving.py:45, in gluttonous)"),
         ("leaves", "its worker died (exit code 3)"),
         ("leaves_as_if_well", "its worker died (exit code 0)"),
         (
@@ -53,8 +53,8 @@ def closed(changes: dict[str, Any], *calls: str) -> list[Any]:
             "the result of a worker cannot be read: ModuleNotFoundError: No module named 'asyncrl_plugin_mine'",
         ),
         ("segfaults", "its worker died (signal 11)"),
-        ("raises", "KeyError: 'no x'"),
-        ("raises_oddly", "Odd: 1 and 2"),
+        ("raises", "KeyError: 'no x' (misbehaving.py:61, in raises)"),
+        ("raises_oddly", "Odd: 1 and 2 (misbehaving.py:71, in raises_oddly)"),
         ("not_picklable", "AttributeError: Can't pickle local object 'not_picklable.<locals>.<lambda>'"),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_call_that_fails_costs_its_answer_alone(name: str, failure: str) -> No
 
 
 def test_an_exit_is_a_failure() -> None:
-    assert closed({}, "exits", "echo") == ["SystemExit: 5", "x"]
+    assert closed({}, "exits", "echo") == ["SystemExit: 5 (misbehaving.py:57, in exits)", "x"]
 
 
 def deep(levels: int) -> list[Any]:

@@ -72,6 +72,7 @@ def episodes(processes: UserProcesses, program: str = "native", **changes: Any) 
         "limits": LIMITS,
         "decode": CharacterTokenizer().decode,
         "slime_outcome": samples_of,
+        "label": "--flag 'mine.py'",
     }
     return UserEpisodes(processes, program, **settings | changes)
 

@@ -91,10 +91,10 @@ def test_a_function_that_fails_costs_its_own_episode(marks: Path, caplog: pytest
     caplog.clear()
     lines = run_processes(marks, main)
     assert lines == [
-        "g0.1: KeyError: 'no such tool'",
-        "g0.1: KeyError: 'no such tool'",
-        "g0.1: SystemExit: 3",
-        "g0.1: SampleFailed: no engine is left",
+        "g0.1: --flag 'mine.py': KeyError: 'no such tool' (programs.py:49, in raising)",
+        "g0.1: --flag 'mine.py': KeyError: 'no such tool' (programs.py:49, in raising)",
+        "g0.1: --flag 'mine.py': SystemExit: 3 (programs.py:58, in leaving)",
+        "g0.1: --flag 'mine.py': SampleFailed: no engine is left (programs.py:33, in two_turns)",
     ]
     told = [(each.levelname, each.message) for each in caplog.records if "KeyError" in each.message]
     assert [level for level, _ in told] == ["WARNING", "INFO"]
