@@ -3,25 +3,28 @@
 import asyncio
 from collections.abc import Sequence
 
-from asyncrl.errors import FilterFailed, name_of
+from asyncrl.errors import FilterFailed, place_of
 from asyncrl.protocols import PickFn
 from asyncrl.types import GroupId, Picked, ScoredGroup
 
 
-def checked_pick(pick: PickFn) -> PickFn:
-    """Return ``pick`` with checks.  It raises FilterFailed if ``pick`` raises or its result is not allowed."""
-    name = name_of(pick)
+def checked_pick(pick: PickFn, label: str) -> PickFn:
+    """Return ``pick`` with checks.  It raises FilterFailed if ``pick`` raises or its result is not allowed.
+
+    ``label`` is the flag and the path of the function, which its errors name.
+    """
 
     def checked(step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
         try:
             picked = pick(step, waiting, size)
         except FilterFailed as error:
-            raise FilterFailed(f"step {step}: buffer filter {name}: {error}") from error
+            raise FilterFailed(f"step {step}: {label}: {error}") from error
         except (Exception, asyncio.CancelledError) as error:  # a user function may raise anything; it never awaits
-            raise FilterFailed(f"step {step}: buffer filter {name}: {type(error).__name__}: {error}") from error
+            text = f"{type(error).__name__}: {error}{place_of(error)}"
+            raise FilterFailed(f"step {step}: {label}: {text}") from error
         problem = _problem(picked, {group.group_id for group in waiting}, size)
         if problem is not None:
-            raise FilterFailed(f"step {step}: buffer filter {name}: {problem}")
+            raise FilterFailed(f"step {step}: {label}: {problem}")
         return picked
 
     return checked

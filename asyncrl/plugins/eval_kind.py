@@ -8,13 +8,13 @@ from asyncrl.plugins.kinds import Kind
 from asyncrl.protocols import EvalFn
 
 
-def _awaited(function: EvalFn | BlockingEval) -> EvalFn | BlockingEval:
+def _awaited(function: EvalFn | BlockingEval, label: str) -> EvalFn | BlockingEval:
     """Return ``function``.  Raises PluginError if it has the native signature and is not written with ``async def``."""
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     if isinstance(function, BlockingEval) or is_async:
         return function
     raise PluginError(
-        f"{EVAL.flag}: a function (evaluation) must be written with 'async def'; only slime's "
+        f"{label}: a function (evaluation) must be written with 'async def'; only slime's "
         f"({', '.join((*EVAL.slime_parameters, *EVAL.slime_keywords))}) is written with 'def'"
     )
 

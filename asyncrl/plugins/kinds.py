@@ -44,6 +44,10 @@ def _as_it_is[F](function: F) -> F:
     return function
 
 
+def _unguarded[F](function: F, label: str) -> F:
+    return function
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind[F]:
     """The required signature of the user function of one flag."""
@@ -62,8 +66,8 @@ class Kind[F]:
     """Parameters that slime passes by keyword, after ``slime_parameters``."""
     from_native: Callable[[Any], F] = _as_it_is
     """Adapts a function of the native shape, if the stage calls another one."""
-    guarded: Callable[[F], F] = _as_it_is
-    """Adds a check of the function's results, if the stage that calls it has none."""
+    guarded: Callable[[F, str], F] = _unguarded
+    """Adds a check of the function's results, if the stage that calls it has none; gets the flag and the path."""
 
 
 REWARD: Kind[Callable[..., Any]] = Kind(

@@ -17,11 +17,12 @@ def load_plugin[F](path: str, kind: Kind[F], args: SlimeArgs) -> F:
     A function with a parameter ``args`` where slime has it, mostly first, has slime's signature.  Modules are searched
     in the working directory first.  Raises PluginError.
     """
+    label = f"{kind.flag} '{path}'"
     try:
         plugin: F = _adapted(named_object(path), kind, args)
     except PluginError as error:
-        raise PluginError(f"{kind.flag} '{path}': {error}") from error.__cause__
-    return kind.guarded(plugin)
+        raise PluginError(f"{label}: {error}") from error.__cause__
+    return kind.guarded(plugin, label)
 
 
 def _adapted[F](function: Any, kind: Kind[F], args: SlimeArgs) -> F:

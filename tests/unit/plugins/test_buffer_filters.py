@@ -15,6 +15,7 @@ from tests.unit.scored_groups import group
 
 ARGS = SlimeArgs(lr=0.5)
 WAITING = [group(number, (0.0, number), (2, 3), step=number) for number in (3, 5, 7, 9)]
+LABEL = "--buffer-filter-path 'my.filter'"
 Buffer = list[list[Any]]
 
 CODE = """
@@ -26,6 +27,9 @@ def ours(step, waiting, size):
 def slimes(args, rollout_id, buffer, num_samples):
     assert args.lr == 0.5 and rollout_id == 4
     return [buffer.pop(0) for _ in range(num_samples)]
+
+def fails(args, rollout_id, buffer, num_samples):
+    return buffer[99]
 
 def too_few(step, waiting): ...
 async def waits(step, waiting, size): ...
@@ -70,7 +74,7 @@ def ids(*numbers: int) -> tuple[GroupId, ...]:
 
 
 def picked_by_slime_s(function: Callable[..., Any], waiting: Sequence[ScoredGroup] = WAITING, size: int = 2) -> Picked:
-    return checked_pick(pick_from_slime(function, ARGS))(4, waiting, size)
+    return checked_pick(pick_from_slime(function, ARGS), LABEL)(4, waiting, size)
 
 
 def test_groups_neither_returned_nor_left_are_dropped() -> None:
@@ -133,8 +137,9 @@ def test_samples_have_slimes_type_and_keep_changed_fields_while_they_wait() -> N
 def test_mistakes_in_slimes_shape_are_named(function: Callable[..., Any], problem: str) -> None:
     with pytest.raises(FilterFailed) as error:
         picked_by_slime_s(function)
-    assert str(error.value).endswith(f": {problem}")
-    assert str(error.value).startswith("step 4: buffer filter ")
+    place = f" (test_buffer_filters.py:{function.__code__.co_firstlineno}, in <lambda>)"
+    assert str(error.value).endswith(f": {problem}" + (place if "Zero" in problem else ""))
+    assert str(error.value).startswith(f"step 4: {LABEL}: ")
 
 
 def test_samples_of_two_groups_are_no_group() -> None:
@@ -172,10 +177,19 @@ def test_mistakes_in_our_shape_are_named(answer: Any, problem: str) -> None:
         return answer
 
     with pytest.raises(FilterFailed) as error:
-        checked_pick(mine)(4, WAITING, 2)
-    assert str(error.value) == f"step 4: buffer filter mine: {problem}"
+        checked_pick(mine, LABEL)(4, WAITING, 2)
+    assert str(error.value) == f"step 4: {LABEL}: {problem}"
+
+
+@pytest.mark.usefixtures("_file")
+def test_an_error_names_the_users_function_and_its_line() -> None:
+    line = 1 + CODE.splitlines().index("    return buffer[99]")
+    with pytest.raises(FilterFailed) as error:
+        load_plugin("picks.py:fails", PICK, ARGS)(4, WAITING, 2)
+    text = f"IndexError: list index out of range (picks.py:{line}, in fails)"
+    assert str(error.value) == f"step 4: --buffer-filter-path 'picks.py:fails': {text}"
 
 
 def test_a_filter_cannot_cancel_the_run() -> None:
-    with pytest.raises(FilterFailed, match="buffer filter raises_cancelled: CancelledError"):
-        checked_pick(raises_cancelled)(4, WAITING, 2)
+    with pytest.raises(FilterFailed, match=f"{LABEL}: CancelledError: .*, in raises_cancelled"):
+        checked_pick(raises_cancelled, LABEL)(4, WAITING, 2)
