@@ -45,8 +45,8 @@ def slime_program(
     logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have addresses, with the keys of episodes
     function = load(function_path(path))
     _tell_needs(function)
-    eval_paths = {name: each for name, each in (eval_rm_paths or {}).items() if is_slime_reward(load(each))}
-    trains = args.custom_rm_path is not None and is_slime_reward(load(args.custom_rm_path))
+    eval_paths = {name: each for name, each in (eval_rm_paths or {}).items() if is_slime_reward(_reward(each, load))}
+    trains = args.custom_rm_path is not None and is_slime_reward(_reward(args.custom_rm_path, load))
     return SlimeProgram(function, shape_of(function), args, eval_paths, scores_training=trains)
 
 
@@ -125,6 +125,14 @@ def _samples(returned: Any, shape: Shape) -> tuple[list[Sample], bool]:
         kind = type(returned if wrong is None else wrong).__name__
         raise EpisodeFailed(f"the function returned a {kind}; return the Sample, or a list of Samples")
     return found, isinstance(returned, list | tuple) and not (shape.takes_list and len(found) == 1)
+
+
+def _reward(path: str, load: Load) -> Any:
+    """Return a reward function.  Raises PluginError, which names the flag."""
+    try:
+        return load(path)
+    except PluginError as error:
+        raise PluginError(f"--custom-rm-path '{path}': {error}") from error.__cause__
 
 
 def _tell_needs(function: Callable[..., Any]) -> None:

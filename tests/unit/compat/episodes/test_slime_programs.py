@@ -331,3 +331,13 @@ def test_an_installed_slime_and_a_folder_slime_give_way(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "slime", other)
     played = play(tmp_path, TWO_TURNS)
     assert len(played.outcome.trajectories) == 1
+
+
+@pytest.mark.parametrize("where", ["custom_rm_path", "eval_rm_paths"])
+def test_a_reward_that_is_not_there_is_named_with_its_flag(tmp_path: Path, where: str) -> None:
+    settings: Any = {"custom_rm_path": "reward_fun"} if where == "custom_rm_path" else {where: {"held": "reward_fun"}}
+    with pytest.raises(PluginError) as error:
+        program_of(tmp_path, TWO_TURNS, **settings)
+    file = tmp_path / "user.py"
+    start = f"--custom-rm-path '{file}:reward_fun': {file} has no function 'reward_fun'; it has: "
+    assert str(error.value).startswith(start)
