@@ -3,15 +3,17 @@
 import random
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncrl.engines.fake import fake_routes
 from asyncrl.episodes import GeneratedTurn, Trajectory
-from asyncrl.rollouts.record import EDITED, NEW, PARALLEL, TEMPLATE, TokenRecord, ids_of, same_up_to
-from asyncrl.token_columns import TokenSets
+from asyncrl.rollouts.record import EDITED, NEW, PARALLEL, TEMPLATE, Line, TokenRecord, ids_of, same_up_to
+from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import ScoredSample
 from tests.unit.rollouts.turns import turn_of
 
@@ -139,14 +141,127 @@ def test_samples_behind_the_prompt_of_the_group_name_no_other() -> None:
     assert [each.sample.prompt_ids for each in made] == [None, (2,)]
 
 
+def plainly_same(left: array[int], right: array[int]) -> int:
+    """The number of first tokens in common, by a loop over them."""
+    pairs = zip(left, right, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+
+
+def test_branches_share_the_integers_of_their_prompts() -> None:
+    record = TokenRecord()
+    record.add((1000, 2000), turn_of(0, (3000,)))
+    for call in range(1, 4):
+        record.add((1000, 2000, 3000, *range(5000, 5100), 6000 + call), turn_of(call, (7,)))
+    record.add((1000, 2000, 8000), turn_of(4, (7,)))
+    record.add((1000, 2000, 8000, 9000), turn_of(5, (7,)))
+    common = (1000, 2000)
+    made = record.trajectories(str, seconds=1.0, group_prompt=common)
+    prompts = [each.sample.prompt_ids for each in made]
+    assert prompts == [None] * 3 + [(1000, 2000, 8000), (1000, 2000, 8000, 9000)]
+    third, fourth = prompts[-2:]
+    assert third is not None and fourth is not None
+    assert all(left is right for left, right in zip(common, third, strict=False))
+    assert all(left is right for left, right in zip(third, fourth, strict=False))
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_the_common_length_is_found(seed: int) -> None:
     draw = random.Random(seed)
-    left = array("i", draw.choices(range(3), k=draw.randint(0, 40)))
+    left = array("i", draw.choices(range(3), k=draw.choice((0, 3, 40, 64, 128, 192, 1000))))
     right = left[: draw.randint(0, len(left))] + array("i", draw.choices(range(3), k=draw.randint(0, 5)))
-    pairs = zip(left, right, strict=False)
-    plainly = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
-    assert same_up_to(left, right) == plainly
+    assert same_up_to(left, right) == same_up_to(right, left) == plainly_same(left, right)
+
+
+class PlainRecord(TokenRecord):
+    """A record that compares each context with all lines from their first tokens on; the first of the best counts."""
+
+    def longest_prefix(self, token_ids: Sequence[int], conversation: int = 0) -> Line | None:
+        ids = ids_of(token_ids)
+        fitting = [
+            line
+            for line in self.lines
+            if line.conversation == conversation and plainly_same(ids, line.ids) == len(line.ids)
+        ]
+        return max(fitting, key=lambda line: line.num_tokens, default=None)
+
+    def num_known(self, token_ids: array[int]) -> int:
+        return max((plainly_same(token_ids, line.ids) for line in self.lines), default=0)
+
+    def _most_similar(self, ids: array[int], conversation: int) -> tuple[Line | None, int]:
+        others = [line for line in self.lines if line.conversation == conversation]
+        parent = max(others, key=lambda line: plainly_same(ids, line.ids), default=None)
+        return parent, 0 if parent is None else plainly_same(ids, parent.ids)
+
+    def _first_routes(self, token_ids: array[int], most: int) -> list[Routes]:
+        def size_of(line: Line) -> int:
+            return min(sum(map(len, line.routes)), plainly_same(token_ids, line.ids), most)
+
+        best = max(self.lines, key=size_of, default=None)
+        found: list[Routes] = []
+        for part in [] if best is None else best.routes:
+            room = size_of(best) - sum(map(len, found)) if best is not None else 0
+            found += [part if len(part) <= room else part.part(0, room)] if room > 0 else []
+        return found
+
+
+def blocks(draw: random.Random) -> list[int]:
+    """Tokens that repeat, so that branches often hold equal tokens at the same places by chance."""
+    return draw.choices(range(2), k=draw.choice((1, 1, 2, 3))) * draw.choice((0, 1, 1, 2, 60))
+
+
+def routes_behind(known: Sequence[Routes], context: Sequence[int], generated: Sequence[int], call: int) -> Routes:
+    """Routes that differ by call, also behind equal tokens, so that it shows which line they are from."""
+    num_positions = len(context) + len(generated) - 1
+    return fake_routes([call + 1] * (num_positions + 1)).part(sum(map(len, known)), num_positions)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_searches_find_the_lines_that_a_plain_comparison_finds(seed: int) -> None:
+    draw = random.Random(seed)
+    record, plain = TokenRecord(), PlainRecord()
+    ends: list[tuple[int, ...]] = [(0, *blocks(draw))]
+    for call in range(draw.randint(1, 16)):
+        before = draw.choice(ends)
+        before = before[: draw.randint(1, len(before))] if draw.random() < 0.3 else before
+        ids = ids_of((*before, *blocks(draw)) if draw.random() < 0.7 else before)
+        conversation = draw.choice((0, 0, 0, 1))
+        assert record.num_known(ids) == plain.num_known(ids)
+        known, plainly_known = record.known_routes(ids), plain.known_routes(ids)
+        assert known == plainly_known
+        turn = turn_of(call, blocks(draw))
+        if draw.random() < 0.7:
+            turn = replace(turn, routes=routes_behind(known, ids, turn.token_ids, call))
+        found = record.add(ids, turn, conversation=conversation, known_routes=known)
+        plainly_found = plain.add(ids, turn, conversation=conversation, known_routes=plainly_known)
+        assert record.lines.index(found) == plain.lines.index(plainly_found)
+        assert record.lines == plain.lines
+        assert (record.branches, record.num_dropped) == (plain.branches, plain.num_dropped)
+        ends += [(*ids, *turn.token_ids), tuple(ids)]
+
+
+class CountedIds(array[int]):
+    """Token ids that count how many of them are read as slices."""
+
+    num_read = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.num_read += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+def test_a_context_is_compared_with_the_newest_of_many_branches_alone() -> None:
+    record, context = TokenRecord(), list(range(1_000))
+    for call in range(100):
+        ids = CountedIds("i", context)
+        known = record.known_routes(ids)
+        record.num_known(ids)
+        turn = routed(call, tuple(range(300)), tuple(context), sum(map(len, known)))
+        line = record.add(ids, turn, known_routes=known)
+        assert ids.num_read < 8 * len(context) + 300 * len(record.lines)
+        context += [*range(200, 300), 7, 8, 9]  # without its thinking, the first 200 tokens
+        assert line is record.lines[-1]
+    assert len(record.lines) == 100
 
 
 def test_a_turn_behind_30_000_tokens_costs_no_loop_over_them() -> None:
