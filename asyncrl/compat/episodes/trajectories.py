@@ -166,7 +166,8 @@ def _preference(given: ReturnedTokens, tally: _Tally, region: Region) -> float:
     """
     assert region.turn is not None
     first = max(0, region.start - given.prompt_length)
-    copied = (given.logprobs or ())[first : region.stop - given.prompt_length]
+    stop = max(0, region.stop - given.prompt_length)  # 0: the whole turn is in the prompt, which has no copies
+    copied = (given.logprobs or ())[first:stop]
     engines = region.turn.logprobs[: region.stop - region.start]
     alike = float(np.mean(_alike(copied, engines[-len(copied) :]))) if copied else 0.0
     return alike + (0.5 if region.turn.call not in tally.taken else 0.0)

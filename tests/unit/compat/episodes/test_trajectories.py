@@ -209,6 +209,19 @@ def test_parallel_calls_with_equal_tokens_are_told_apart() -> None:
     assert [each.sample.index for each in found] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("copied", [None, [-1.0] * 20])
+@on_a_loop
+def test_equal_turns_may_be_in_the_prompt_of_a_sample(copied: list[float] | None) -> None:
+    context = PROMPT + FIRST + SEEN
+    session = session_of((PROMPT, turn_of(0, FIRST)), (context, turn_of(1, (20,))), (context, turn_of(2, (30,))))
+    assert len(session.record.lines) == 2  # both hold turn 0
+    counts: Counter[str] = Counter()
+    given = state((40,) * 20, prompt_ids=(*context, 50, 51, 52, 53), rollout_log_probs=copied)
+    found = only(session, given, counts)
+    assert turns_of(found) == [(FIRST_ARTIFICIAL_CALL, 0, 20)]
+    assert counts[UNMATCHED] == 20
+
+
 @on_a_loop
 def test_tokens_beyond_the_context_are_cut() -> None:
     counts: Counter[str] = Counter()
