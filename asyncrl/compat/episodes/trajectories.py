@@ -26,7 +26,7 @@ from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, Trajectory
 from asyncrl.errors import EpisodeFailed
 from asyncrl.rewards.values import reward_of
 from asyncrl.rollouts.interfaces import SlimeResult
-from asyncrl.rollouts.record import TokenRecord, sets_of_turns
+from asyncrl.rollouts.record import sets_of_turns
 from asyncrl.rollouts.session import EpisodeSession, Verdict
 from asyncrl.token_columns import TokenSets
 from asyncrl.types import FIRST_ARTIFICIAL_CALL, FinishReason, Floats, Reward, Sample, Span, Turn, Weights
@@ -140,7 +140,7 @@ def _sample(given: ReturnedTokens, session: EpisodeSession, index: int, tally: _
         index=index,
         token_ids=token_ids,
         logprobs=logprobs,
-        spans=_spans(regions, session.record),
+        spans=_spans(regions, session),
         text="",
         finish=_finish(given, turns),
         seconds=session.seconds,
@@ -182,11 +182,11 @@ def _turn(region: Region, tally: _Tally) -> Turn:
     return Turn(call=turn.call, start=region.start, stop=region.stop, finish=finish)
 
 
-def _spans(regions: Sequence[Region], record: TokenRecord) -> tuple[Span, ...]:
+def _spans(regions: Sequence[Region], session: EpisodeSession) -> tuple[Span, ...]:
     found: list[Span] = []
     for region in regions:
         if region.turn is None:
-            found.append(Span(weights=_oldest(record), start=region.start, stop=region.stop))
+            found.append(Span(weights=_oldest(session), start=region.start, stop=region.stop))
             continue
         shift = region.start - region.offset
         for span in region.turn.spans:
@@ -196,9 +196,10 @@ def _spans(regions: Sequence[Region], record: TokenRecord) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _oldest(record: TokenRecord) -> Weights:
-    every = (span.weights for line in record.lines for _, turn in line.turns for span in turn.spans)
-    return min(every, key=lambda weights: (weights.step, weights.version))
+def _oldest(session: EpisodeSession) -> Weights:
+    """Return the oldest weights of the episode; without a generated token, the ones served now."""
+    every = (span.weights for line in session.record.lines for _, turn in line.turns for span in turn.spans)
+    return min(every, key=lambda weights: (weights.step, weights.version), default=session.weights)
 
 
 def _logprobs(regions: Sequence[Region], length: int) -> Floats:

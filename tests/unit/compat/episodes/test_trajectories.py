@@ -23,7 +23,7 @@ from asyncrl.rollouts.interfaces import SlimeResult
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession
 from asyncrl.types import FIRST_ARTIFICIAL_CALL, FinishReason, ScoredSample, Span, Weights
 from tests.unit.rollouts.test_record import sets_of
-from tests.unit.rollouts.turns import ScriptedTurns, start_of, turn_of
+from tests.unit.rollouts.turns import WEIGHTS, ScriptedTurns, start_of, turn_of
 from tests.virtual_time import run_virtually
 
 PROMPT = (1, 2, 3)
@@ -123,6 +123,16 @@ def test_observations_in_the_mask_are_trained_without_a_logprob_and_count_as_old
     assert turns_of(found) == [(0, 0, 5), (FIRST_ARTIFICIAL_CALL, 5, 7), (1, 7, 11)]
     assert [math.isnan(each) for each in found.sample.logprobs] == [False] * 5 + [True] * 2 + [False] * 4
     assert found.sample.spans[1] == Span(weights=OLD, start=5, stop=7)
+    assert counts == Counter({UNMATCHED: 2})
+
+
+@on_a_loop
+def test_trained_tokens_of_an_episode_of_empty_turns_have_the_weights_that_are_served() -> None:
+    counts: Counter[str] = Counter()
+    found = only(session_of((PROMPT, turn_of(0, ()))), state((40, 41)), counts)
+    assert turns_of(found) == [(FIRST_ARTIFICIAL_CALL, 0, 2)]
+    assert found.sample.spans == (Span(weights=WEIGHTS, start=0, stop=2),)
+    assert all(map(math.isnan, found.sample.logprobs))
     assert counts == Counter({UNMATCHED: 2})
 
 
