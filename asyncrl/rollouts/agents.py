@@ -13,6 +13,7 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -21,11 +22,10 @@ import psutil
 
 from asyncrl.daemon_threads import off_loop
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns
-from asyncrl.errors import EpisodeFailed, plainly
+from asyncrl.errors import EpisodeFailed
 from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.interfaces import EpisodeAddress, Gateway
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession, Verdict
-from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Reward, is_usable
 
 logger = logging.getLogger(__name__)
@@ -201,23 +201,18 @@ class _Agent:
 
     async def run(self) -> int:
         """Run the command to its end and return its exit code.  Cancelling ends all of its processes."""
-        with plainly(), contextlib.ExitStack() as pipes:
-            output, output_end = await _pipe(pipes)
-            errors, errors_end = await _pipe(pipes)
-            async with TaskGroup() as tasks:
-                readers = [
-                    tasks.create_task(_keep_tail(output, self.output)),
-                    tasks.create_task(_keep_tail(errors, self.errors)),
-                ]
-                try:
-                    return await self._run(output_end, errors_end)
-                finally:
-                    await asyncio.wait(readers, timeout=_PIPES_S)
-                    for reader in readers:
-                        reader.cancel()
-        raise AssertionError("unreachable")
+        with contextlib.ExitStack() as pipes:
+            output = pipes.enter_context(contextlib.closing(_Pipe(self.output)))
+            errors = pipes.enter_context(contextlib.closing(_Pipe(self.errors)))
+            try:
+                return await self._run(output.write_end, errors.write_end)
+            finally:
+                with contextlib.suppress(TimeoutError):
+                    async with Deadline(_PIPES_S):
+                        await output.has_ended.wait()
+                        await errors.has_ended.wait()
 
-    async def _run(self, output: int, errors: int) -> int:
+    async def _run(self, output: FileIO, errors: FileIO) -> int:
         """Start the command, wait for its end, and end what it left."""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -229,32 +224,48 @@ class _Agent:
                 start_new_session=True,
             )
         finally:
-            os.close(output)
-            os.close(errors)
+            output.close()
+            errors.close()
         try:
             return await process.wait()
         finally:
             await _end_all(process, self._term_s, self._mark)
 
 
-async def _pipe(opened: contextlib.ExitStack) -> tuple[asyncio.StreamReader, int]:
-    """Return both ends of a pipe; the caller closes the second one.
+class _Pipe:
+    """A pipe whose read end keeps the end of what an agent writes.
 
     With ``subprocess.PIPE``, ``Process.wait`` would wait for all processes that hold the pipe, not for the agent alone.
     """
-    read_end, write_end = os.pipe()
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
-    )
-    opened.callback(transport.close)
-    return reader, write_end
 
+    # Invariant: only this object closes the file descriptors, and the loop no longer watches the read end by then.
+    # Not a transport: the one of uvloop 0.23 closes the descriptor itself, and then the file object.  In between,
+    # another thread may have opened a file of that number.
 
-async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
-    while piece := await stream.read(_TAIL_BYTES):
-        tail += piece
-        del tail[:-_TAIL_BYTES]
+    def __init__(self, tail: bytearray) -> None:
+        self.has_ended = asyncio.Event()
+        """Set when no process holds the write end any more."""
+        self._tail = tail
+        self._fd, write_end = os.pipe()
+        self._read_end, self.write_end = FileIO(self._fd, "r"), FileIO(write_end, "w")
+        os.set_blocking(self._fd, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._read)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._loop.remove_reader(self._fd)
+        self._read_end.close()
+        self.write_end.close()
+
+    def _read(self) -> None:
+        piece = self._read_end.read(_TAIL_BYTES)
+        if piece:
+            self._tail += piece
+            del self._tail[:-_TAIL_BYTES]
+        elif piece is not None:  # None: nothing to read yet
+            self._loop.remove_reader(self._fd)
+            self.has_ended.set()
 
 
 async def _end_all(process: Process, term_s: float, mark: bytes) -> None:

@@ -1,6 +1,7 @@
 """Agents: a command per episode, its address, its result and its end."""
 
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
@@ -10,10 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome
 from asyncrl.errors import EpisodeFailed
-from asyncrl.rollouts.agents import AgentCommand, AgentSettings
+from asyncrl.rollouts.agents import AgentCommand, AgentSettings, _Agent
 from tests.unit.rollouts.gateway.world import World
 from tests.unit.rollouts.turns import ScriptedTurns, start_of
 
@@ -121,6 +123,46 @@ def test_cancelling_an_episode_ends_its_agent(tmp_path: Path) -> None:
 
     run(tmp_path, _with_strays(tmp_path), test=scenario)
     assert not any(psutil.pid_exists(pid) and _is_alive(pid) for pid in _pids(tmp_path))
+
+
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+
+def agent_of(program: str) -> _Agent:
+    return _Agent([sys.executable, "-c", program], dict(os.environ), 0.3, b"ASYNCRL_EPISODE=none")
+
+
+@LOOPS
+def test_an_agent_that_is_cancelled_while_it_starts_leaves_no_file_open(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def started(num_turns: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(agent_of("").run())
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            task.cancel()
+
+    async def scenario() -> None:
+        await started(9)  # opens what the loop keeps
+        num_before = psutil.Process().num_fds()
+        for num_turns in (1, 2, 3, 4) * 3:
+            await started(num_turns)
+        async with asyncio.timeout(5):
+            while psutil.Process().num_fds() > num_before:  # noqa: ASYNC110 (the loop closes what watched a child)
+                await asyncio.sleep(0.02)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(scenario())
+
+
+@LOOPS
+def test_the_end_of_an_agents_output_is_kept(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    agent = agent_of("import sys; print('a' * 100_000, 'end'); print('b' * 100_000, file=sys.stderr); sys.exit(3)")
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(agent.run()) == 3
+    assert agent.output == b"a" * (32_768 - 5) + b" end\n"
+    assert agent.errors == b"b" * 32_767 + b"\n"
 
 
 def test_a_child_that_outlives_its_agent_is_ended(tmp_path: Path) -> None:
