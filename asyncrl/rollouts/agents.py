@@ -18,7 +18,6 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import orjson
-import psutil
 
 from asyncrl.daemon_threads import off_loop
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns
@@ -26,6 +25,7 @@ from asyncrl.errors import EpisodeFailed
 from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.interfaces import EpisodeAddress, Gateway
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession, Verdict
+from asyncrl.rollouts.stray_processes import StrayScans
 from asyncrl.types import Reward, is_usable
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class AgentCommand:
         self._decode = decode
         self._words = shlex.split(settings.command)
         self._log = _AgentLog(settings.log_path)
+        self._strays = StrayScans()
 
     def close(self) -> None:
         """Close the log."""
@@ -106,7 +107,7 @@ class AgentCommand:
         name = session.start.name
         environment = {**os.environ, **_environment(self._settings, address, folder)}
         environment.pop("ANTHROPIC_AUTH_TOKEN", None)  # it would go before the key of the episode
-        agent = _Agent(self._words, environment, self._settings.term_s, f"ASYNCRL_EPISODE={folder}".encode())
+        agent = _Agent(self._words, environment, self._settings.term_s, self._strays)
         try:
             async with Deadline(self._settings.timeout_s):
                 code = await agent.run()
@@ -190,14 +191,15 @@ def _result(name: str, path: Path) -> Verdict:
 class _Agent:
     """One run of the command, in a new session."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], term_s: float, mark: bytes) -> None:
-        """``mark`` begins a variable of the environment that no other agent has."""
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], term_s: float, strays: StrayScans) -> None:
+        """``ASYNCRL_EPISODE`` in the environment is another one for each agent."""
         self.output = bytearray()
         self.errors = bytearray()
         self._words = words
         self._environment = environment
         self._term_s = term_s
-        self._mark = mark
+        self._strays = strays
+        self._mark = os.fsencode(f"ASYNCRL_EPISODE={environment['ASYNCRL_EPISODE']}")
 
     async def run(self) -> int:
         """Run the command to its end and return its exit code.  Cancelling ends all of its processes."""
@@ -229,7 +231,8 @@ class _Agent:
         try:
             return await process.wait()
         finally:
-            await _end_all(process, self._term_s, self._mark)
+            await _end(process, self._term_s)
+            await self._strays.kill(process.pid, self._mark)
 
 
 class _Pipe:
@@ -268,28 +271,19 @@ class _Pipe:
             self.has_ended.set()
 
 
-async def _end_all(process: Process, term_s: float, mark: bytes) -> None:
-    """End the agent and the processes that it started: SIGTERM, then SIGKILL."""
+async def _end(process: Process, term_s: float) -> None:
+    """End the agent and the processes of its group: SIGTERM, then SIGKILL."""
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with Deadline(term_s):
                 await process.wait()
     _signal_group(process.pid, signal.SIGKILL)
-    await off_loop(partial(_kill_family, process.pid, mark), "agent-end")
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-def _kill_family(session: int, mark: bytes) -> None:
-    """Kill the processes of the session, and all others with the environment of the agent."""
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError):
-            if os.getsid(pid) == session or mark in Path(f"/proc/{pid}/environ").read_bytes():
-                os.kill(pid, signal.SIGKILL)
 
 
 def _last_lines(agent: _Agent) -> str:

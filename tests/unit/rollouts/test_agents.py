@@ -16,6 +16,7 @@ import uvloop
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome
 from asyncrl.errors import EpisodeFailed
 from asyncrl.rollouts.agents import AgentCommand, AgentSettings, _Agent
+from asyncrl.rollouts.stray_processes import StrayScans
 from tests.unit.rollouts.gateway.world import World
 from tests.unit.rollouts.turns import ScriptedTurns, start_of
 
@@ -129,7 +130,8 @@ LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_
 
 
 def agent_of(program: str) -> _Agent:
-    return _Agent([sys.executable, "-c", program], dict(os.environ), 0.3, b"ASYNCRL_EPISODE=none")
+    environment = {**os.environ, "ASYNCRL_EPISODE": "none"}
+    return _Agent([sys.executable, "-c", program], environment, 0.3, StrayScans())
 
 
 @LOOPS
