@@ -2,10 +2,11 @@
 
 consumes      calls of plain functions
 produces      their results
-waits for     a free worker; a call's deadline counts from the moment a worker takes it
+waits for     a free worker; a call's deadline counts from the moment a worker takes it.  pebble gets one call more than
+              there are workers, and the other calls wait here
 on failure    a call that is late, crashes its worker or exhausts its memory raises RewardFailed; a new worker starts;
               a call that no worker takes raises RewardFailed after LOST_S without any other call
-on cancel     the worker of a cancelled call is killed and replaced
+on cancel     the worker of a cancelled call is killed and replaced; cancelling a call that waits here costs nothing
 on exit       every worker is killed, also when the driver dies
 """
 
@@ -38,8 +39,14 @@ logger = logging.getLogger(__name__)
 
 GB = 1_000_000_000
 LOST_S = 60.0
-"""Seconds without any call in a worker after which a waiting call is lost: pebble forgets a call whose worker dies
-before it has acknowledged the call."""
+"""Seconds without any call in a worker after which a call that pebble has is lost: pebble forgets a call whose worker
+dies before it has acknowledged the call."""
+NUM_AHEAD = 1
+"""Calls that pebble has beyond one per worker, so that no worker waits for the event loop between two calls.
+
+pebble writes every call to the workers' pipe at once and never takes one back.  A worker therefore takes a cancelled
+call too, and is then killed and replaced, which takes 0.2 s.
+"""
 
 
 class RemoteTraceback(Exception):
@@ -63,6 +70,7 @@ class WorkerPool:
         self._preload = tuple(preload)
         self._pool: ProcessPool | None = None
         self._starting = asyncio.Lock()
+        self._places = asyncio.Semaphore(num_workers + NUM_AHEAD)
         self._is_closed = False
         self._calls: set[Future[Any]] = set()
         self._num_ended = 0
@@ -91,18 +99,11 @@ class WorkerPool:
 
     async def run(self, resolver: bytes, *arguments: Any) -> Any:
         """Call the resolver's function in a worker and return its result.  Raises RewardFailed."""
-        packed = _packed(arguments)
-        await self.start()
-        future = self._schedule(worker.call, (resolver, packed), self._timeout_s)
-        await self._ended(future)
-        return outcome(future, self._timeout_s)
+        return await self._called(worker.call, (resolver, _packed(arguments)), self._timeout_s)
 
     async def load(self, resolver: bytes, timeout_s: float) -> None:
         """Make the resolver's function in a worker.  Raises RewardFailed."""
-        await self.start()
-        future = self._schedule(worker.load, (resolver,), timeout_s)
-        await self._ended(future)
-        outcome(future, timeout_s)
+        await self._called(worker.load, (resolver,), timeout_s)
 
     def submit(self, resolver: bytes, *arguments: Any, timeout_s: float) -> "Future[Any]":
         """Begin a call of the resolver's function; ``outcome`` reads the future.  The pool must have started.
@@ -123,6 +124,14 @@ class WorkerPool:
             if self._pool is None:
                 self._pool = await off_loop(self._new, "start-reward-workers")
                 self.num_starts += 1
+
+    async def _called(self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float) -> Any:
+        """Return the result of a call, once pebble had a place for it.  Raises RewardFailed."""
+        async with self._places:
+            await self.start()  # here, because the processes may have ended while the call waited
+            future = self._schedule(function, arguments, limit)
+            await self._ended(future)
+        return outcome(future, limit)
 
     def _schedule(self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float) -> "Future[Any]":
         if self._pool is None:

@@ -36,6 +36,12 @@ def asleep(value: Any) -> None:
     time.sleep(3600)
 
 
+def noted_and_asleep(path: str) -> None:
+    with open(path, "a") as file:
+        file.write("taken\n")
+    time.sleep(3600)
+
+
 def slow(value: Any) -> Any:
     time.sleep(1.0)
     return value

@@ -165,6 +165,26 @@ def test_a_cancelled_call_frees_its_worker() -> None:
     assert in_a_run(run, timeout_s=60.0) == 1
 
 
+def test_no_worker_takes_a_call_that_was_cancelled_while_it_waited(tmp_path: Path) -> None:
+    """A worker that takes a cancelled call is killed and replaced.  Many such calls would delay the next reward."""
+    taken = tmp_path / "taken"
+    num_running, num_waiting = 2, 20
+
+    async def run(resources: RewardResources) -> Any:
+        await resources.pool.warm(120.0)
+        async with asyncio.TaskGroup() as group:
+            call = resolver("noted_and_asleep")
+            calls = [group.create_task(resources.pool.run(call, str(taken))) for _ in range(num_running + num_waiting)]
+            while not taken.exists() or taken.read_text().count("taken") < num_running:  # noqa: ASYNC110 (a file)
+                await asyncio.sleep(0.01)
+            for each in calls:
+                each.cancel()
+        return await resources.pool.run(resolver("echo"), 1)
+
+    assert in_a_run(run, num_workers=num_running, timeout_s=60.0) == 1
+    assert taken.read_text().count("taken") <= num_running + 1
+
+
 def test_the_traceback_of_a_worker_is_the_cause() -> None:
     async def run(resources: RewardResources) -> BaseException | None:
         with pytest.raises(RewardFailed) as error:
