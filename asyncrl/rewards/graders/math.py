@@ -5,18 +5,16 @@ of DeepScaleR's grader (Luo et al. 2025) hold: a fraction must be reduced as in 
 written as an integer.
 """
 
-import logging
 import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from asyncrl.rewards.graders import proofs
 from asyncrl.rewards.graders.boxed import last_boxed, without_box
 from asyncrl.rewards.graders.labels import accepted
 from asyncrl.rewards.graders.plain_math import spelled
 
-LIMIT_S = 5
-"""Seconds that math-verify may take to read one expression, and to compare two.  An answer beyond that is wrong."""
 MOST_SPELLED = 10_000
 """Characters of an answer, at most, whose spelling is compared; a longer one must be the label's text."""
 MOST_CHARACTERS = 600
@@ -60,7 +58,11 @@ def equals_any(given: str, labels: tuple[str, ...]) -> bool:
 
 
 def is_equal(given: str, wanted: str) -> bool:
-    """Return whether two answers are equal.  Never raises."""
+    """Return whether two answers are equal.
+
+    Raises nothing on the main thread.  Raises RewardFailed in another thread, if the process that proves for threads
+    cannot start or dies.
+    """
     given, wanted = " ".join(given.split()), " ".join(wanted.split())
     if given == wanted:
         return True
@@ -124,18 +126,10 @@ def _value(text: str) -> Fraction | None:
 
 
 def _is_proven(given: str, wanted: str) -> bool:
-    """Return whether math-verify reads both answers and finds them equal within LIMIT_S each."""
+    """Return whether math-verify may read both answers, and finds them equal in time."""
     if not _is_expression(given) or not _is_expression(wanted):
         return False
-    from math_verify import LatexExtractionConfig, parse, verify  # imports sympy: 1.5 s
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # a late or unreadable answer is wrong, not a warning
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
-    read = [
-        parse(f"${_latex(text)}$", config, fallback_mode="no_fallback", parsing_timeout=LIMIT_S)
-        for text in (wanted, given)
-    ]
-    return all(read) and verify(*read, timeout_seconds=LIMIT_S)
+    return proofs.is_proven(_latex(given), _latex(wanted))
 
 
 def _is_expression(text: str) -> bool:
