@@ -43,7 +43,7 @@ def write_batch(path: Path, batch: Batch) -> None:
         data = msgpack.packb(_plain(batch))
     except DataError:
         raise
-    except (OverflowError, RecursionError, ValueError) as error:  # a huge number, a cycle, half a character
+    except (OverflowError, RecursionError, ValueError) as error:  # a cycle, half a character
         raise DataError(f"a batch cannot be saved: {error}") from error
 
     def write(partial: Path) -> None:
@@ -69,25 +69,37 @@ def read_batch(path: Path) -> Batch:
 
 def _plain(value: Any) -> Any:
     """Return ``value`` as msgpack has it.  Raises DataError."""
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        return {_KIND: "integer", "hex": hex(value)}
     if value is None or (isinstance(value, bool | int | float | str | bytes) and type(value).__module__ == "builtins"):
         return value
     if isinstance(value, FinishReason):
         return {_KIND: "finish", "value": value.value}
     if is_dataclass(value) and type(value).__name__ in _CLASSES:
         return {_KIND: type(value).__name__} | {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, array):
-        return {_KIND: "array", "code": value.typecode, "data": value.tobytes()}
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
-        return {_KIND: "numpy", "type": value.dtype.str, "shape": value.shape, "data": value.tobytes()}
-    if isinstance(value, np.generic) and not isinstance(item := value.item(), np.generic):
-        return _plain(item)
+    if isinstance(value, array | np.ndarray | np.generic):
+        return _plain_numbers(value)
     if isinstance(value, tuple):
         return _plain_tuple(value)
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, Mapping):
         return {_KIND: "mapping", "items": [[_plain(key), _plain(each)] for key, each in value.items()]}
-    raise DataError(f"a batch with a {type(value).__name__} cannot be saved: {value!r:.100}")
+    raise _not_plain(value)
+
+
+def _plain_numbers(value: Any) -> Any:
+    if isinstance(value, array):
+        return {_KIND: "array", "code": value.typecode, "data": value.tobytes()}
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
+        return {_KIND: "numpy", "type": value.dtype.str, "shape": value.shape, "data": value.tobytes()}
+    if isinstance(value, np.generic) and not isinstance(item := value.item(), np.generic):
+        return _plain(item)
+    raise _not_plain(value)
+
+
+def _not_plain(value: Any) -> DataError:
+    return DataError(f"a batch with a {type(value).__name__} cannot be saved: {value!r:.100}")
 
 
 def _plain_tuple(value: tuple[Any, ...]) -> dict[str, Any]:
@@ -104,6 +116,8 @@ def _restored(value: dict[str, Any]) -> Any:
     match kind:
         case "finish":
             return FinishReason(value["value"])
+        case "integer":
+            return int(value["hex"], 16)
         case "array":
             return array(value["code"], value["data"])
         case "numpy":

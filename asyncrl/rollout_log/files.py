@@ -10,6 +10,7 @@ A file appears whole or not at all: it is written under another name and renamed
 them at once, also during the run and after it was killed.
 """
 
+import json
 import logging
 import os
 from array import array
@@ -192,8 +193,17 @@ def _json(value: object) -> str:
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     try:
         return orjson.dumps(value, default=repr, option=options).decode()
-    except TypeError:  # a huge number, half a character, a cycle
+    except TypeError:  # an integer above 64 bits, half a character, a cycle
+        return _json_with_huge_integers(value)
+
+
+def _json_with_huge_integers(value: object) -> str:
+    try:
+        text = json.dumps(value, default=repr, allow_nan=False, ensure_ascii=False)
+        text.encode()  # fails for half a character
+    except (TypeError, ValueError, RecursionError):
         return orjson.dumps(ascii(value)).decode()
+    return text
 
 
 @cache

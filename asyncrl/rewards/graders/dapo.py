@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from asyncrl.rewards.graders.labels import accepted
@@ -10,6 +11,8 @@ TAIL = 300
 """Characters at the end of the answer in which its last line is searched."""
 NO_ANSWER = "[INVALID]"
 """The prediction of an answer without the line."""
+MOST_DIGITS = 1000
+"""Digits of a label that is written as an integer, at most; ``1e999999`` would have a million."""
 
 _LINE = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
@@ -81,7 +84,9 @@ def _wanted(label: str) -> str:
     """Return the normalised label; ``7.0`` is ``7``, and a label that is no integer stays as it is."""
     text = normalised(label)
     try:
-        number = float(text)
-        return str(int(number)) if number == int(number) else text
-    except (ValueError, OverflowError):
+        number = Decimal(text)
+    except InvalidOperation:
         return text
+    if not number.is_finite() or number.adjusted() >= MOST_DIGITS:
+        return text
+    return str(int(number)) if number == int(number) else text

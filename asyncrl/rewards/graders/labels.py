@@ -1,6 +1,8 @@
 """The answers that a label accepts.  A label is text, a number, a list of acceptable answers, or an object."""
 
+import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from asyncrl.errors import RewardFailed
@@ -12,9 +14,10 @@ ANSWER_KEYS = ("ground_truth", "answer", "label", "target")
 def accepted(label: Any) -> tuple[str, ...]:
     """Return the acceptable answers of a label as texts; the answer must equal one of them.
 
-    Raises RewardFailed if there is no label, or if it is an object without one of ANSWER_KEYS.
+    A float such as 1e-05 is accepted as ``0.00001`` too, because its row may have had that spelling.  Raises
+    RewardFailed if there is no label, or if it is an object without one of ANSWER_KEYS.
     """
-    return tuple(answer if isinstance(answer, str) else str(answer) for answer in answers(label))
+    return tuple(text for answer in answers(label) for text in _spellings(answer))
 
 
 def answers(label: Any) -> tuple[Any, ...]:
@@ -31,6 +34,13 @@ def answers(label: Any) -> tuple[Any, ...]:
             raise RewardFailed("the label is an empty list")
         return tuple(answer for item in label for answer in answers(item))
     return (label,)
+
+
+def _spellings(answer: Any) -> tuple[str, ...]:
+    text = str(answer)
+    if isinstance(answer, float) and math.isfinite(answer) and "e" in text:
+        return text, f"{Decimal(text):f}"
+    return (text,)
 
 
 def _of_object(label: Mapping[str, Any]) -> Any:

@@ -44,7 +44,14 @@ def strange() -> Batch:
             ids_I=np.array([3], np.int32),
             logprobs_I=np.array([-0.3], np.float32),
         ),
-        metadata=dict[Any, Any]({"tuple": (1, 2.5, "x"), 4: {"__kind__": "Batch"}, "list": [None, True, np.int64(7)]}),
+        metadata=dict[Any, Any](
+            {
+                "tuple": (1, 2.5, "x"),
+                4: {"__kind__": "Batch"},
+                "list": [None, True, np.int64(7)],
+                "huge": (1 << 70, -(1 << 64)),
+            }
+        ),
     )
     samples = (replace(first, sample=episode, loss_mask=(1, 0, 1, 1), reward=0.1 + 0.2, outcome=-0.7), second)
     return replace(made, groups=(replace(made.groups[0], samples=samples, num_generated=99), *made.groups[1:]))
@@ -87,7 +94,7 @@ def cycle() -> dict[str, Any]:
     return found
 
 
-ODD = (1 << 70, "\ud800", cycle(), np.array([object()]))
+ODD = ("\ud800", cycle(), np.array([object()]))
 """Values that neither msgpack nor JSON has."""
 
 
@@ -110,6 +117,15 @@ def test_an_odd_value_is_written_to_the_samples_as_text(value: Any) -> None:
     prompt = replace(made.groups[0].prompt, metadata={"odd": value})
     (row, *_) = rows_of(replace(made, groups=(replace(made.groups[0], prompt=prompt),)), skipped(1.0))
     assert "odd" in json.loads(row["metadata"])
+
+
+def test_a_huge_integer_is_a_number_in_the_samples() -> None:
+    """JSONL rows have such labels and metadata."""
+    made = batch()
+    prompt = replace(made.groups[0].prompt, metadata={"huge": 1 << 70, "text": "é"}, label=1 << 70)
+    (row, *_) = rows_of(replace(made, groups=(replace(made.groups[0], prompt=prompt),)), skipped(1.0))
+    assert json.loads(row["metadata"]) == {"huge": 1 << 70, "text": "é"}
+    assert json.loads(row["label"]) == 1 << 70
 
 
 @pytest.mark.parametrize("data", [b"", b"no zstd", None, 5, {"__kind__": "os.system", "command": "true"}])

@@ -9,6 +9,7 @@ from asyncrl.config.areas.rewards import GRADERS as NAMES
 from asyncrl.errors import RewardFailed
 from asyncrl.rewards.graders import GRADERS
 from asyncrl.rewards.graders.boxed import last_boxed
+from asyncrl.rewards.graders.dapo import answer_line
 from asyncrl.rewards.graders.math import is_equal
 
 CHOICES = {"choices": ["a cat", "a dog", "a cow"]}
@@ -50,6 +51,46 @@ def test_the_configuration_knows_every_grader() -> None:
 )
 def test_a_grade(grader: str, response: str, label: Any, expected: float) -> None:
     assert GRADERS[grader](response, label, {}) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("label", "answer"),
+    [
+        (0.00001, "0.00001"),
+        (-2.5e-7, "-0.00000025"),
+        (1e22, "10000000000000000000000"),
+        (1e-05, "1e-05"),
+        (0.5, "0.5"),
+        ([3, 1e-05], "0.00001"),
+        (123456789012345678901234567890, "123456789012345678901234567890"),
+        (2**53 + 1, "9007199254740993"),
+    ],
+)
+def test_a_number_accepts_the_answer_with_all_its_digits(label: Any, answer: str) -> None:
+    graded = {"math": f"\\boxed{{{answer}}}", "exact": answer, "number": answer, "f1": answer}
+    assert {name: GRADERS[name](response, label, {}) for name, response in graded.items()} == dict.fromkeys(graded, 1.0)
+    assert answer_line(f"Answer: {answer}", label, {})["acc"]
+    assert not answer_line(f"Answer: {answer}1", label, {})["acc"]
+
+
+@pytest.mark.parametrize(
+    ("label", "prediction", "is_right"),
+    [
+        ("7.0", "7", True),
+        ("1e23", "100000000000000000000000", True),
+        ("9007199254740993", "9007199254740992", False),
+        ("-0.0", "0", True),
+        ("7.5", "7.5", True),
+        ("1e999999999", "1e999999999", True),
+        ("1e-999999999", "1e-999999999", True),
+        ("inf", "inf", True),
+        ("nan", "nan", True),
+        (float("nan"), "nan", True),
+        (float("inf"), "Infinity", False),
+    ],
+)
+def test_dapo_reads_an_integer_exactly(label: Any, prediction: str, is_right: bool) -> None:
+    assert answer_line(f"Answer: {prediction}", label, {})["acc"] is is_right
 
 
 @pytest.mark.parametrize(

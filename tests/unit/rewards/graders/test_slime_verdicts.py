@@ -66,12 +66,14 @@ UNEQUAL: dict[tuple[str, str], str] = {
 }
 """Answers that differ from their label, which slime's math grader accepts: (answer, label) and the argument."""
 
+EXACT = "a label is compared with all its digits; slime reads it as a float, which keeps 15 of them"
 NOT_TRUNCATED = "slime truncates the label to an integer, so it rejects the label itself and accepts its floor."
 DAPO: dict[tuple[str, str], str] = {
     ("0.5", "0.5"): NOT_TRUNCATED,
     ("3.14159", "3.14159"): NOT_TRUNCATED,
     (r"\$5.50", "5.50"): NOT_TRUNCATED,
     (r"0.\overline{3}", r"0.\overline{3}"): NOT_TRUNCATED,
+    ("5" * 40, "5" * 40): EXACT,
 }
 """Answers that equal their label, which slime's dapo grader rejects: (answer, label) and the argument."""
 
