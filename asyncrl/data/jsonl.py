@@ -52,7 +52,7 @@ class JsonlFile:
                 return [], 0
             for place, line in _lines(handle, begin, min(start + BLOCK_BYTES, self.stop)):
                 num_lines += 1
-                if line is None or line.strip():
+                if _is_row(place, line):
                     rows.append(_parsed(place, num_lines, line))
         return rows, num_lines
 
@@ -65,7 +65,7 @@ class JsonlFile:
             handle.seek(self.first)
             lines = enumerate(_lines(handle, self.first, self.stop), start=1 + (self.lines_before or 0))
             for number, (place, line) in lines:
-                if line is None or line.strip():
+                if _is_row(place, line):
                     yield _parsed(place, None if self.lines_before is None else number, line)
 
     def row_at(self, place: int) -> RawRow:
@@ -123,7 +123,7 @@ def _offset(handle: IO[bytes], size: int, number: int) -> tuple[int, int | None]
         rows_left = number
         handle.seek(0)
         for num_lines, (place, line) in enumerate(_lines(handle, 0, size)):
-            is_row = line is None or bool(line.strip())
+            is_row = _is_row(place, line)
             if is_row and rows_left == 0:
                 return place, num_lines
             rows_left -= is_row
@@ -133,7 +133,7 @@ def _offset(handle: IO[bytes], size: int, number: int) -> tuple[int, int | None]
         start = max(0, size - tail)
         begin = _next_line(handle, start, 0, size)
         lines = _lines(handle, size if begin is None else begin, size)
-        places = [place for place, line in lines if line is None or line.strip()]
+        places = [place for place, line in lines if _is_row(place, line)]
         if len(places) >= -number:
             return places[number], None
         if start == 0:
@@ -172,6 +172,11 @@ def _lines(handle: IO[bytes], position: int, stop: int) -> Iterator[tuple[int, b
             while position + size < stop and not line.endswith(b"\n") and (line := handle.readline(_CHUNK)):
                 size += len(line)
         position += size
+
+
+def _is_row(place: int, line: bytes | None) -> bool:
+    """Return whether a line is more than whitespace, and a byte order mark at the start of the file."""
+    return line is None or bool((line.removeprefix(_BOM) if place == 0 else line).strip())
 
 
 def _parsed(place: int, number: int | None, line: bytes | None) -> RawRow:

@@ -82,6 +82,17 @@ def test_blocks_have_every_row_once_with_its_place_and_line(
         assert any(each.place == row.place for each in file.read(file.block_of(row.place))[0])
 
 
+@pytest.mark.parametrize("text", ["", "@[0:1]", "@[1:]", "@[-2:]", "@[-1:]", "@[:-1]"])
+@pytest.mark.parametrize("first_line", ["", "  ", "\r", '{"answer": -1}'])
+def test_a_byte_order_mark_makes_no_row(tmp_path: Path, first_line: str, text: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(f'\ufeff{first_line}\n{{"answer": 0}}\n{{"answer": 1}}\n'.encode())
+    (file,) = open_files([Path(f"{path}{text}")], config(path))
+    rows = [-1, 0, 1] if first_line.strip() else [0, 1]
+    wanted = eval(f"{rows}{text.removeprefix('@')}")
+    assert read_by_block(file) == [row.found["answer"] for row in file.rows()] == wanted
+
+
 @pytest.mark.parametrize("group", [7, 256, 300, 5000])
 def test_parquet_blocks_have_every_row_once_in_any_order(tmp_path: Path, group: int) -> None:
     path = parquet(tmp_path / "a.parquet", numbered_rows(1000), group=group)
