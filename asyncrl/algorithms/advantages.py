@@ -44,11 +44,15 @@ def group_normalised(rewards_N: Tensor, groups_N: Tensor, rollouts_N: Tensor | N
 def group_centred(rewards_N: Tensor, groups_N: Tensor, rollouts_N: Tensor | None = None) -> Tensor:
     """Subtract the mean of each group from its rewards, without a division: Dr. GRPO (arXiv 2503.20783).
 
-    Rollouts weigh the same, as in ``group_normalised``.
+    Rollouts weigh the same, as in ``group_normalised``.  Equal rewards of any size get exactly 0, although their mean
+    is rounded: a division by the standard deviation would enlarge the rest.
     """
     place_N, weights_N, size_G = _weighed(rewards_N, groups_N, rollouts_N)
     sums_G = rewards_N.new_zeros(len(size_G)).index_add(0, place_N, weights_N * rewards_N)
-    advantages_N: Tensor = rewards_N - (sums_G / size_G)[place_N]
+    largest_G = rewards_N.new_zeros(len(size_G)).scatter_reduce(0, place_N, rewards_N, "amax", include_self=False)
+    smallest_G = rewards_N.new_zeros(len(size_G)).scatter_reduce(0, place_N, rewards_N, "amin", include_self=False)
+    mean_G = torch.where(largest_G == smallest_G, largest_G, sums_G / size_G)
+    advantages_N: Tensor = rewards_N - mean_G[place_N]
     return advantages_N
 
 

@@ -1,6 +1,7 @@
 """The notes of a run: what its flags say that it does already, or does in another way."""
 
 from asyncrl.config.areas import RunConfig
+from asyncrl.config.areas.train import TrainConfig
 from asyncrl.config.eval_sets import eval_sets
 from asyncrl.config.slime.accepted import written
 from asyncrl.config.slime.status import Kind
@@ -16,7 +17,7 @@ def notes_of(run: RunConfig) -> list[str]:
         if TABLE[name].kind is Kind.DIFFERENT
     ]
     together = [f"true anyway, so these flags may be left out: {', '.join(already)}"] if already else []
-    return [*together, *others, *_settings(run), *_attributes(run), *_draws(run)]
+    return [*together, *others, *_settings(run), *_objective(run.train), *_attributes(run), *_draws(run)]
 
 
 def _attributes(run: RunConfig) -> list[str]:
@@ -41,6 +42,29 @@ def _draws(run: RunConfig) -> list[str]:
         "sglang-enable-deterministic-inference with an evaluation at temperature 0: an evaluation during training "
         "changes the training samples of the same batches; give eval-temperature 1 to repeat them"
     ]
+
+
+def _objective(train: TrainConfig) -> list[str]:
+    """One line for each setting that the objective of the run does not have."""
+    name = train.advantage_estimator
+    unused = {
+        "eps-clip": (train.use_score_centering and train.eps_clip != 0.2, "use-score-centering clips no ratio"),
+        "eps-clip-high": (
+            train.use_score_centering and train.eps_clip_high is not None,
+            "use-score-centering clips no ratio",
+        ),
+        "use-rollout-logprobs": (
+            train.use_score_centering and train.use_rollout_logprobs,
+            "use-score-centering compares with no log-probs from before the step",
+        ),
+        "disable-grpo-std-normalization": (
+            train.disable_grpo_std_normalization and name not in ("grpo", "gspo", "cispo"),
+            f"advantage-estimator {name} divides by no standard deviation of a group",
+        ),
+        "tis-clip": (train.tis_mode == "whole" and train.tis_clip != 2.0, "tis-mode whole bounds no weight"),
+        "tis-clip-low": (train.tis_mode == "whole" and train.tis_clip_low != 0.0, "tis-mode whole bounds no weight"),
+    }
+    return [f"{setting} has no effect: {why}" for setting, (is_given, why) in unused.items() if is_given]
 
 
 def _settings(run: RunConfig) -> list[str]:

@@ -72,6 +72,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_episodes(run.episodes, run.rollout),
         *_batch(run.rollout, run.train, run.hooks),
         *_estimator(run.train),
+        *_critic_only(run.train.num_critic_only_steps, run.rollout.num_rollout),
         *learning_rate_problems(run.train, run.rollout),
         *_reference(run.train),
         *_transport(run.train),
@@ -323,6 +324,13 @@ def _critic(train: TrainConfig) -> list[str]:
         not names,
         f"{names} with advantage-estimator {train.advantage_estimator}, which has no critic; give ppo, or "
         f"leave out {names}",
+    )
+
+
+def _critic_only(num_steps: int, num_rollout: int) -> list[str]:
+    return must(
+        not 0 < num_steps >= num_rollout,
+        f"num-critic-only-steps {num_steps} of num-rollout {num_rollout}: the policy is never trained; give fewer",
     )
 
 

@@ -505,4 +505,5 @@ def _join_trainers(settings: TrainerSettings, rank: int, world_size: int, addres
         world_size=world_size,
         timeout=timedelta(seconds=settings.timeout_s),
     )
-    parallel_state.initialize_model_parallel(**settings.parallel.groups)
+    minutes: Any = settings.timeout_s / 60  # Megatron's annotation is int, but any number of minutes will do
+    parallel_state.initialize_model_parallel(**settings.parallel.groups, distributed_timeout_minutes=minutes)

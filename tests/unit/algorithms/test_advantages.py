@@ -96,6 +96,16 @@ def test_a_group_of_one_and_a_group_of_equals_teach_nothing(
     assert advantages(rewards, torch.tensor([0, 1, 1, 1])).tolist() == [0.0] * 4
 
 
+@pytest.mark.parametrize("reward", [0.1, 1e6 + 0.1, 1e10 + 0.1, -1e15])
+@pytest.mark.parametrize("size", [3, 16])
+def test_equal_rewards_of_any_size_teach_nothing(reward: float, size: int) -> None:
+    rewards, groups = torch.full((size,), reward, dtype=torch.float64), torch.zeros(size)
+    uneven = torch.arange(size) // 2
+    for rollouts in (None, uneven):
+        assert group_normalised(rewards, groups, rollouts).tolist() == [0.0] * size
+        assert group_normalised(rewards.float(), groups, rollouts).tolist() == [0.0] * size
+
+
 def test_a_nan_reward_reaches_its_own_group_only() -> None:
     rewards = torch.tensor([float("nan"), 1.0, 0.0, 1.0], dtype=torch.float64)
     got = group_normalised(rewards, torch.tensor([0, 0, 1, 1]))

@@ -52,6 +52,21 @@ def test_greedy_evaluation_is_noted_where_it_changes_seeded_samples(
     assert any("changes the training samples" in line for line in notes_of(run)) is is_noted
 
 
+@pytest.mark.parametrize(
+    ("flags", "noted"),
+    [
+        ("--use-score-centering --eps-clip 0.1 --eps-clip-high 0.3", ["eps-clip", "eps-clip-high"]),
+        ("--use-score-centering --use-rollout-logprobs", ["use-rollout-logprobs"]),
+        ("--advantage-estimator ppo --disable-grpo-std-normalization", ["disable-grpo-std-normalization"]),
+        ("--use-tis --tis-mode whole --tis-clip 3", ["tis-clip"]),
+        ("--use-tis --tis-clip 3 --eps-clip 0.1 --disable-grpo-std-normalization", []),
+    ],
+)
+def test_settings_that_the_objective_does_not_have_are_noted(tmp_path: Path, flags: str, noted: list[str]) -> None:
+    run = load_run([*complete(tmp_path), *flags.split(), "--dry-run"])
+    assert [line.partition(" has no effect: ")[0] for line in run.notes if " has no effect: " in line] == noted
+
+
 @pytest.mark.parametrize(("train", "number"), [(TrainConfig(), 0), (TrainConfig(use_score_centering=True), 64)])
 def test_a_vocabulary_smaller_than_the_number_of_likeliest_ids_is_known_whole(train: TrainConfig, number: int) -> None:
     assert num_known_ids(train, vocab_size=64) == number

@@ -100,6 +100,10 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ("--advantage-estimator cispo --eps-clip-c 3", "eps-clip-c with advantage-estimator cispo"),
         ("--critic-lr 1 --lambd 0.9", "lambd, critic-lr with advantage-estimator grpo, which has no critic; give ppo"),
         ("--advantage-estimator ppo --critic-load /usr", "critic-load /usr has no config.json; give a local folder"),
+        (
+            "--advantage-estimator ppo --num-critic-only-steps 9 --num-rollout 9",
+            "num-critic-only-steps 9 of num-rollout 9: the policy is never trained; give fewer",
+        ),
         ("--value-clip 0.5", "value-clip with advantage-estimator grpo, which has no critic; give ppo"),
         (
             "--tis-mode mask --tis-clip 5",
