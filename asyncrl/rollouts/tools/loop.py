@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 from asyncrl.daemon_threads import off_loop
-from asyncrl.errors import ToolFailed, plainly
+from asyncrl.errors import SandboxFailed, ToolFailed, plainly
 from asyncrl.rollouts.native import Conversation, Episode, ModelTurn
 from asyncrl.rollouts.tools.calls import PARSERS, Parser, ToolCall, parser_of
 from asyncrl.task_groups import TaskGroup
@@ -24,7 +24,10 @@ type Tools = Mapping[str, Callable[..., Any]]
 """
 
 type OnError = Literal["observe", "raise"]
-"""``observe`` shows the error to the model.  ``raise`` ends the episode, which is then not trained."""
+"""``observe`` shows the error to the model.  ``raise`` ends the episode, which is then not trained.
+
+A sandbox that could not run the program ends it in either case: the model would learn from a full disk.
+"""
 
 
 async def run_tools(
@@ -73,7 +76,7 @@ async def call_tools(
             try:
                 content = await _called(ep, tools, call, timeout_s)
             except ToolFailed as error:
-                if on_error == "raise":
+                if on_error == "raise" or isinstance(error.__cause__, SandboxFailed):
                     raise
                 content = f"Error: {error}"
         return {"role": "tool", "name": call.name, "content": content}

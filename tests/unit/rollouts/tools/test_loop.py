@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.episodes import EpisodeEnd
+from asyncrl.errors import SandboxFailed
 from asyncrl.rollouts.native import Episode
 from asyncrl.rollouts.testing import Played, play
 from asyncrl.rollouts.tools.calls import PARSERS, ToolCall
@@ -33,6 +34,14 @@ def observed(result: Played, turn: int = 1) -> list[str]:
     """Return the contents of the tools' messages that the model saw last."""
     text = result.seen[turn].rpartition("</tool_call>")[2]
     return [part.partition("<|im_end|>")[0] for part in text.split("<|im_start|>tool\n")[1:]]
+
+
+def test_a_sandbox_that_does_not_work_is_not_shown_to_the_model() -> None:
+    async def python(code: str) -> str:
+        raise SandboxFailed("the sandbox's directory: No space left on device")
+
+    result = played(call("python", code="1"), "5", tools={"python": python})
+    assert result.end is EpisodeEnd.TOOL_FAILED
 
 
 def test_result_is_observed_and_the_final_answer_ends_the_loop() -> None:
