@@ -7,6 +7,7 @@ depends on a command counts as false, and is reported.
 import difflib
 import fnmatch
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,11 @@ def _parsed(code: bytes) -> Any:
     except ImportError as error:
         raise DataError(f"{error}; install the extra: asyncrl[doctor]") from error
     language = tree_sitter.Language(tree_sitter_bash.language())
-    return tree_sitter.Parser(language).parse(code).root_node
+    return tree_sitter.Parser(language).parse(_LAYER_PATTERN.sub(rb"${\1}", code)).root_node
+
+
+_LAYER_PATTERN = re.compile(rb"(?<=\]\*)\$(\w+)")
+"""A variable in a pattern of layers, ``[0]*$DENSE+[1]*$SPARSE``: the grammar ends the word before its name."""
 
 
 def _block(nodes: list[Any], shell: Shell) -> None:

@@ -30,6 +30,7 @@ A=(
 A+=( --k "${B:-default}" "${C-}" ${EMPTY} "${EMPTY}" )
 N=3; N+=4
 TEXT="  spaced   out "
+show [0]*$N+[1]*$N "[0]*$N+[1]*$N"; L=(--layers [0]*$N+[1]*$N); show "${L[@]}"
 show "${A[@]}" ${A[0]} $N "$N$N" ${TEXT} "${TEXT}"
 show ${UNSET:-one two} "${UNSET:-one two}" ${N:+yes} "a\"b\$c" $((N * 2 + 1)) x"$N"y
 show "${P##*/}" "${P%/*}" "${P%%/*}" "${P#*/}"
