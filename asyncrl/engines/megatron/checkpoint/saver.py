@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
+from threading import Lock
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.engines.megatron.checkpoint.checked_files import SummingTransforms
 from asyncrl.engines.megatron.checkpoint.checksums import Part
 from asyncrl.engines.megatron.checkpoint.host_memory import CheckpointMemory
-from asyncrl.engines.megatron.checkpoint.writes import Target, commit, open_partial
+from asyncrl.engines.megatron.checkpoint.writes import Permit, Target, commit, open_partial
 from asyncrl.errors import CheckpointFailed, LeaseLost, first_line
 from asyncrl.internals import Internal
 
@@ -100,6 +101,9 @@ class Saver:
         self._abandoned: list[CheckpointMemory] = []
         """Memory from which a thread may still write; it stays pinned, so it is never freed."""
         self._writing: Future[None] | None = None
+        self._lock = Lock()
+        self._permit = Permit(self._lock)
+        """The permit of the newest save."""
         self._has_checked = False
 
     def begin(self, state: Callable[[CheckpointMemory], dict[str, Any]], target: Target, notes: bytes) -> float:
@@ -119,7 +123,8 @@ class Saver:
         except (Exception, CheckpointException) as error:  # torch's CheckpointException is a BaseException
             raise CheckpointFailed(f"{target.folder} cannot be written: {error}") from error
         seconds = time.perf_counter() - started
-        self._writing = in_daemon_thread(lambda: self._write(plan, target, notes), "checkpoint")
+        self._permit = permit = Permit(self._lock)
+        self._writing = in_daemon_thread(lambda: self._write(plan, target, notes, permit), "checkpoint")
         return seconds
 
     def wait(self) -> None:
@@ -129,6 +134,7 @@ class Saver:
             try:
                 writing.result(timeout=self._timeout_s)
             except TimeoutError as error:
+                self._permit.withdraw()
                 self._abandoned.append(self._host)
                 self._host = CheckpointMemory()
                 raise CheckpointFailed(f"not written within {self._timeout_s:g} s") from error
@@ -188,7 +194,7 @@ class Saver:
             return tensor
         return self._host.tensor(name, tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
 
-    def _write(self, plan: "_Plan", target: Target, notes: bytes) -> None:
+    def _write(self, plan: "_Plan", target: Target, notes: bytes, permit: Permit) -> None:
         """Write this rank's files, gather the results, and complete the checkpoint on rank 0.  Runs in the thread."""
         written = _write_buckets(plan)
         everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -198,14 +204,14 @@ class Saver:
             if everyone is not None and not failures:
                 plan.writer.finish(plan.metadata, [each.results for each in everyone])
                 save_config(CheckpointingConfig("torch_dist", 1), str(target.partial))
-                commit(target, notes, _by_file(everyone))
+                commit(target, notes, _by_file(everyone), permit)
         except LeaseLost:
             raise
         except Exception as error:  # Megatron, torch, pickle and the disk raise different ones
-            _remove_partial(target)
+            _remove_partial(target, permit)
             raise CheckpointFailed(f"{target.folder}: {error}") from error
         if failures:
-            _remove_partial(target)
+            _remove_partial(target, permit)
             raise CheckpointFailed(f"{target.folder}: {failures[0]}")
 
 
@@ -235,9 +241,12 @@ class _Strategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]
         return super()._get_save_and_finalize_callbacks(writer, planned, async_strategy)
 
 
-def _remove_partial(target: Target) -> None:
-    """Remove what was written of a failed checkpoint, so that it takes no space until the next one begins."""
-    if dist.get_rank() == 0:
+def _remove_partial(target: Target, permit: Permit) -> None:
+    """Remove what was written of a failed checkpoint, so that it takes no space until the next one begins.
+
+    After a save that was given up, the next one removes it.  It may be writing to a folder of the same name by now.
+    """
+    if dist.get_rank() == 0 and not permit.is_withdrawn:
         shutil.rmtree(target.partial, ignore_errors=True)
 
 

@@ -8,10 +8,11 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from asyncrl import mischief
 from asyncrl.engines.megatron.checkpoint.checksums import Part, write_checksums
@@ -25,6 +26,7 @@ from asyncrl.engines.megatron.checkpoint.directory import (
     outdated_of,
 )
 from asyncrl.engines.megatron.checkpoint.lease import Claim, check
+from asyncrl.errors import CheckpointFailed
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,32 @@ class Target:
     def partial(self) -> Path:
         """The folder while it is written."""
         return self.folder.with_name(f"{self.folder.name}.{self.claim.run}{PARTIAL}")
+
+
+class Permit:
+    """The permission of one save to change the folder, until the run gives the save up.
+
+    Invariant: the saves of a process share one lock, and hold it from the test of their permit to the end of a rename.
+    A save that was given up before a later one began therefore renames before the later one does, or never.
+    """
+
+    def __init__(self, lock: Lock) -> None:
+        """``lock`` is the same for all saves of the process."""
+        self._lock = lock
+        self.is_withdrawn = False
+        """Whether the run has given the save up."""
+
+    def withdraw(self) -> None:
+        """Give the save up.  Takes no lock, because the thread that holds it may hang in a dead file system."""
+        self.is_withdrawn = True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other saves from the folder during the block.  Raises CheckpointFailed if the save was given up."""
+        with self._lock:
+            if self.is_withdrawn:
+                raise CheckpointFailed("the save was given up, because it was not written in time")
+            yield
 
 
 def fence(claim: Claim) -> None:
@@ -90,24 +118,27 @@ def open_partial(target: Target) -> None:
     target.partial.mkdir(parents=True)
 
 
-def commit(target: Target, notes: bytes, parts: Mapping[str, Iterable[Part]]) -> None:
+def commit(target: Target, notes: bytes, parts: Mapping[str, Iterable[Part]], permit: Permit | None = None) -> None:
     """Complete the written partial folder, rename it, make it the latest checkpoint, and delete old ones.
 
     ``parts`` are the parts of each shard.  Raises LeaseLost if another run has taken the folder, CheckpointFailed if
-    files are torn, or OSError; the folder is then as before.
+    files are torn or ``permit`` was withdrawn, or OSError; the latest checkpoint is then as before.
     """
+    permit = permit or Permit(Lock())
     partial, folder = target.partial, target.folder
     _write(partial / RUN_FILE, notes)
     mischief.at("checkpoint without checksums")
     write_checksums(partial, parts)
     for path in (*partial.iterdir(), partial):  # Megatron and torch do not flush the end of some files to the disk
         sync(path)
-    check(target.claim)
-    mischief.at("checkpoint without its name")
-    _replace(folder, partial)
+    with permit.held():
+        check(target.claim)
+        mischief.at("checkpoint without its name")
+        _replace(folder, partial)
     mischief.at("checkpoint that is not the latest")
     sync(folder.parent)
-    _name_latest(target.claim, str(target.step))
+    with permit.held():
+        _name_latest(target.claim, str(target.step))
     shutil.rmtree(outdated_of(folder), ignore_errors=True)
     try:
         _delete_old(target)

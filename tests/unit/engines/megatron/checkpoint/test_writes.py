@@ -3,14 +3,16 @@
 import os
 import shutil
 from pathlib import Path
+from threading import Event, Lock
 
 import pytest
 
+from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.engines.megatron.checkpoint import writes
 from asyncrl.engines.megatron.checkpoint.checksums import Part, checksum
 from asyncrl.engines.megatron.checkpoint.directory import latest, read_notes
 from asyncrl.engines.megatron.checkpoint.lease import Claim, check, release, take
-from asyncrl.engines.megatron.checkpoint.writes import Target, commit, fence, open_partial
+from asyncrl.engines.megatron.checkpoint.writes import Permit, Target, commit, fence, open_partial
 from asyncrl.errors import CheckpointFailed, LeaseLost
 from tests.save_targets import claim, target
 from tests.unit.engines.megatron.checkpoint.test_directory import written
@@ -173,6 +175,32 @@ def test_a_torn_shard_is_found_before_the_commit(tmp_path: Path, harm: object, l
     with pytest.raises(CheckpointFailed, match=line):
         commit(made, notes("A"), parts)
     assert latest(tmp_path) == complete
+
+
+@pytest.mark.parametrize("stalls_before", ["the checkpoint", "the tracker"])
+def test_a_save_that_was_given_up_changes_nothing_after_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls_before: str
+) -> None:
+    early, late, lock, sync = target(tmp_path, 1), target(tmp_path, 2, keep=1), Lock(), writes.sync
+    parts, permit, stalls, wakes = filled(early, b"early"), Permit(lock), Event(), Event()
+    stalled_at = early.partial if stalls_before == "the checkpoint" else tmp_path
+
+    def stalling(path: Path) -> None:
+        if path == stalled_at and not stalls.is_set():
+            stalls.set()
+            assert wakes.wait(60.0)
+        sync(path)
+
+    monkeypatch.setattr(writes, "sync", stalling)
+    saving = in_daemon_thread(lambda: commit(early, notes("A"), parts, permit), "early")
+    assert stalls.wait(60.0)
+    permit.withdraw()
+    commit(late, notes("A"), filled(late, b"late"), Permit(lock))
+    wakes.set()
+    with pytest.raises((CheckpointFailed, FileNotFoundError), match=r"was given up|No such file"):
+        saving.result(timeout=60.0)
+    assert latest(tmp_path) == late.folder
+    assert names(tmp_path) == ["iter_0000002"]
 
 
 # ---- deletion
