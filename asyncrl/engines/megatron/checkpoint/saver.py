@@ -30,6 +30,7 @@ from asyncrl.engines.megatron.checkpoint.checked_files import SummingTransforms
 from asyncrl.engines.megatron.checkpoint.checksums import Part
 from asyncrl.engines.megatron.checkpoint.host_memory import CheckpointMemory
 from asyncrl.engines.megatron.checkpoint.writes import Permit, Target, commit, open_partial
+from asyncrl.engines.megatron.setup.ranks import of_every_rank
 from asyncrl.errors import CheckpointFailed, LeaseLost, first_line
 from asyncrl.internals import Internal
 
@@ -95,8 +96,10 @@ class Saver:
         """
         # Invariant: the caller's thread uses the group only while no writer runs (``begin`` waits first), and the
         # writer uses no other group.  Two threads in one group would receive each other's messages.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
+        self._group = self._new_group()
+        self._has_failed = False
+        """Whether a save failed on this rank since the group was made.  gloo closes a group after an error for good."""
         self._host = CheckpointMemory()
         self._abandoned: list[CheckpointMemory] = []
         """Memory from which a thread may still write; it stays pinned, so it is never freed."""
@@ -115,16 +118,18 @@ class Saver:
         """
         started = time.perf_counter()
         # Invariant: nothing is put in the memory while a previous save is written from there.
-        self.wait()
+        self._wait_for_all()
         try:
             plan = self._planned(state(self._host), target)
         except LeaseLost:
             raise
         except (Exception, CheckpointException) as error:  # torch's CheckpointException is a BaseException
+            self._has_failed = True
             raise CheckpointFailed(f"{target.folder} cannot be written: {error}") from error
         seconds = time.perf_counter() - started
         self._permit = permit = Permit(self._lock)
-        self._writing = in_daemon_thread(lambda: self._write(plan, target, notes, permit), "checkpoint")
+        group = self._group  # a thread that is given up keeps its group, which later saves do not use
+        self._writing = in_daemon_thread(lambda: self._write(plan, target, notes, permit, group), "checkpoint")
         return seconds
 
     def wait(self) -> None:
@@ -133,7 +138,10 @@ class Saver:
         if writing is not None:
             try:
                 writing.result(timeout=self._timeout_s)
-            except TimeoutError as error:
+            except BaseException as error:
+                self._has_failed = True
+                if not isinstance(error, TimeoutError):
+                    raise
                 self._permit.withdraw()
                 self._abandoned.append(self._host)
                 self._host = CheckpointMemory()
@@ -144,6 +152,29 @@ class Saver:
         if self._writing is not None and self._writing.done():
             self.wait()
         return self._writing is not None
+
+    def _new_group(self) -> Any:
+        """Create the process group of the writers.  Collective."""
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+
+    def _wait_for_all(self) -> None:
+        """Wait for the previous save, and replace the group if a save failed on any rank.  Collective.
+
+        Raises an error of the previous save on all ranks.
+        """
+        failure: CheckpointFailed | LeaseLost | None = None
+        try:
+            self.wait()
+        except (CheckpointFailed, LeaseLost) as error:
+            failure = error
+        # In training's group, because the writers' group may be closed on some ranks, of which the others know nothing.
+        found = of_every_rank((self._has_failed, failure))
+        if any(has_failed for has_failed, _ in found):
+            self._group = self._new_group()
+            self._has_failed = False
+        for each in (failure, *(their for _, their in found)):
+            if each is not None:
+                raise each
 
     def _on_first_rank(self, work: Callable[[], object]) -> None:
         """Run ``work`` on rank 0, and raise its error on all ranks, because each would wait for the others."""
@@ -194,12 +225,12 @@ class Saver:
             return tensor
         return self._host.tensor(name, tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
 
-    def _write(self, plan: "_Plan", target: Target, notes: bytes, permit: Permit) -> None:
+    def _write(self, plan: "_Plan", target: Target, notes: bytes, permit: Permit, group: Any) -> None:
         """Write this rank's files, gather the results, and complete the checkpoint on rank 0.  Runs in the thread."""
         written = _write_buckets(plan)
         everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         try:
-            dist.gather_object(written, everyone, dst=0, group=self._group)
+            dist.gather_object(written, everyone, dst=0, group=group)
             failures = [each for each in everyone or [written] if isinstance(each, str)]
             if everyone is not None and not failures:
                 plan.writer.finish(plan.metadata, [each.results for each in everyone])

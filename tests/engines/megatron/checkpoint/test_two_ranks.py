@@ -1,0 +1,39 @@
+"""A save that fails on one of two ranks fails on both, and the next ones succeed."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from asyncrl.engines.megatron.checkpoint.directory import latest
+from tests.engines.megatron.checkpoint import two_ranks_process
+from tests.engines.megatron.tiny import free_port, write_checkpoint
+from tests.forks import Fork
+
+DEADLINE_S = 300
+"""Limit for processes that import Megatron, which takes 10 to 50 s on two shared cores."""
+
+
+def results(fault: str, folder: Path) -> list[dict[str, Any]]:
+    """Run two ranks, and return the result of each."""
+    given = (free_port(), write_checkpoint(folder / "hf"), folder / "saved")
+    ranks = [Fork(two_ranks_process.__name__, fault, rank, *given, stdout=subprocess.PIPE) for rank in range(2)]
+    try:
+        return [json.loads(each.communicate(timeout=DEADLINE_S)[0].splitlines()[-1]) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "saved").glob("iter_*"))
+
+
+def test_saves_succeed_after_one_that_was_too_slow(tmp_path: Path) -> None:
+    for each in results("stall", tmp_path):
+        first, *others = each["errors"]
+        assert "not written within 8 s" in first or "imed out" in first
+        assert others == [None, None]
+    assert names(tmp_path) == ["iter_0000002", "iter_0000003"]
+    assert latest(tmp_path / "saved") == tmp_path / "saved" / "iter_0000003"
