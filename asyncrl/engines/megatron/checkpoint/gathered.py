@@ -22,6 +22,7 @@ from megatron.core.dist_checkpointing.mapping import (
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
 from asyncrl.engines.megatron.checkpoint.host_memory import CheckpointMemory
+from asyncrl.errors import first_line
 from asyncrl.internals import Internal
 
 _OPTIMIZER = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer"
@@ -101,10 +102,17 @@ class Gathering:
         return gathered
 
     def _whole(self, described: Any, number: int) -> dict[str, torch.Tensor]:
-        """Memory for all values of a parameter, in its shape, for each key."""
+        """Memory for all values of a parameter, in its shape, for each key.
+
+        Tensors without memory if there is none: the other ranks gather, and wait for this one.
+        """
         shape = described.data.shape
         if self._writes:
-            return {key: self._host.tensor((self._name, number, key), shape, torch.float32) for key in self._keys}
+            try:
+                return {key: self._host.tensor((self._name, number, key), shape, torch.float32) for key in self._keys}
+            except (MemoryError, RuntimeError) as error:
+                self._host.failure = f"no copy in host memory: {first_line(error)}"
+                return {key: torch.empty(shape, dtype=torch.float32, device="meta") for key in self._keys}
         if is_main_replica(described.replica_id):
             raise AssertionError(f"another rank than the first of its group writes {described.key}")
         return {key: torch.empty(shape, dtype=torch.float32) for key in self._keys}

@@ -24,6 +24,8 @@ class CheckpointMemory:
         self._used = 0
         """Bytes of the last block."""
         self._tensors: dict[Hashable, torch.Tensor] = {}
+        self.failure: str | None = None
+        """The reason why this memory lacks a part of the present checkpoint."""
 
     def tensor(self, name: Hashable, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return the tensor ``name``, with whatever content it has."""

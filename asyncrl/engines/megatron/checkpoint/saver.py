@@ -120,7 +120,7 @@ class Saver:
         # Invariant: nothing is put in the memory while a previous save is written from there.
         self._wait_for_all()
         try:
-            plan = self._planned(state(self._host), target)
+            plan = self._planned(self._made(state), target)
         except LeaseLost:
             raise
         except (Exception, CheckpointException) as error:  # torch's CheckpointException is a BaseException
@@ -187,6 +187,18 @@ class Saver:
         dist.broadcast_object_list(failure, src=0, group=self._group)
         if failure[0] is not None:
             raise failure[0]
+
+    def _made(self, state: Callable[[CheckpointMemory], dict[str, Any]]) -> dict[str, Any]:
+        """Return the state.  Raises CheckpointFailed on all ranks if memory was short on any, because each would wait.
+
+        Collective.
+        """
+        self._host.failure = None
+        made = state(self._host)
+        failures = [each for each in of_every_rank(self._host.failure) if each is not None]
+        if failures:
+            raise CheckpointFailed(failures[0])
+        return made
 
     def _planned(self, state: dict[str, Any], target: Target) -> "_Plan":
         """Agree with the other ranks on which rank writes which tensor, and copy this rank's part to host memory."""

@@ -37,3 +37,13 @@ def test_saves_succeed_after_one_that_was_too_slow(tmp_path: Path) -> None:
         assert others == [None, None]
     assert names(tmp_path) == ["iter_0000002", "iter_0000003"]
     assert latest(tmp_path / "saved") == tmp_path / "saved" / "iter_0000003"
+
+
+def test_a_save_without_host_memory_on_one_rank_fails_on_both_and_training_continues(tmp_path: Path) -> None:
+    found = results("memory", tmp_path)
+    for each in found:
+        first, *others = each["errors"]
+        assert "cannot be written: no copy in host memory: DefaultCPUAllocator" in first
+        assert others == [None, None]
+    assert found[0]["losses"] == found[1]["losses"]
+    assert names(tmp_path) == ["iter_0000002", "iter_0000003"]
