@@ -315,9 +315,10 @@ def _load_optimizer(optimizer: Any, common: object, tensors: dict[int, dict[str,
     parameter groups, depend on the layout: where ranks share the experts, Megatron has a separate optimizer for them.
     All members have taken the same number of steps.
     """
-    step = next(_steps(common), 0)
+    step = max(_steps(common), default=0)  # a member without parameters on rank 0 has counted none
     for place, part in optimizers(optimizer).items():
-        part.load_state_dict(_part_state(part, tensors[place], step))
+        if part.optimizer.state:  # a member without parameters on this rank has none, and nothing in the checkpoint
+            part.load_state_dict(_part_state(part, tensors[place], step))
     place_steps(optimizer)
 
 
@@ -380,6 +381,24 @@ def _make_adam_state(optimizer: Any) -> None:
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
+    for part in optimizers(optimizer).values():
+        is_torchs = isinstance(part.optimizer, torch.optim.AdamW)
+        if is_torchs and isinstance(part, DistributedOptimizer) and not part.optimizer.state:
+            part.state_dict = partial(_settings_alone, part)
+
+
+def _settings_alone(part: DistributedOptimizer) -> dict[str, Any]:
+    """Do what ``state_dict`` does, for a member without parameters on this rank.  It has counted no steps.
+
+    A pipeline stage of dense layers alone has such a member for the experts.  Megatron's method asserts that there is
+    a step (megatron-core 0.19, distrib_optimizer.py, state_dict).
+    """
+    groups = part.optimizer.state_dict()["param_groups"]
+    return {"optimizer": {"param_groups": [{**_without_params(group), "step": 0.0} for group in groups]}}
+
+
+def _without_params(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
