@@ -101,6 +101,18 @@ def test_a_save_that_is_late_keeps_its_memory(tmp_path: Path, monkeypatch: pytes
     assert is_same == [True]
 
 
+def test_an_error_without_text_is_named_by_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise AssertionError
+
+    with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
+        for name in ("commit", "open_partial"):
+            monkeypatch.setattr(saver, name, failing)
+            with pytest.raises(CheckpointFailed, match=r"iter_0000001( cannot be written)?: AssertionError$"):
+                rank.begin_checkpoint(target_of(tmp_path / "saved", 1), {}, with_optimizer=True)
+                rank.finish_checkpoint()
+
+
 def test_memory_is_kept_by_name() -> None:
     host = CheckpointMemory()
     first = host.tensor("first", (3, 5), torch.float32).fill_(1.0)
