@@ -32,7 +32,7 @@ def steps(rank: MegatronRank) -> list[Any]:
 
 
 def run(number: int, ports: tuple[int, int], checkpoint: Path, root: Path) -> list[Any]:
-    """Return the numbers of the steps that follow the save, and of those that follow the load."""
+    """Return the numbers of the steps that follow the save, and of the same steps after the load."""
     settings = trainer_settings(checkpoint, use_rollout_logprobs=True, timeout_s=120.0)
     parallel = ParallelConfig(
         pipeline_model_parallel_size=2,
