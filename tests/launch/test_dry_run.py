@@ -69,7 +69,7 @@ def test_a_reference_model_without_weights_is_not_there_yet_like_the_model_itsel
         f"not there yet: hf-checkpoint {bare} has no *.safetensors",
         f"not there yet: ref-load {bare} has no *.safetensors",
     ]
-    assert text.endswith("the dry run found nothing wrong\n")
+    assert text.endswith("found nothing wrong, but the run cannot start here: 2 things are not there yet\n")
     with pytest.raises(ConfigError, match=rf"^ref-load {tmp_path} has neither a checkpoint nor a model in Hugging"):
         said(*QUICKSTART, "--ref-load", str(tmp_path))
 
