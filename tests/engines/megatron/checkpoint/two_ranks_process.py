@@ -40,7 +40,7 @@ def stall() -> Event:
         wakes.wait()
         return write(*given)
 
-    saver._write_file = stalled  # noqa: SLF001
+    saver._write_file = stalled  # type: ignore[assignment]  # noqa: SLF001
     return wakes
 
 
@@ -52,7 +52,7 @@ def refuse_memory() -> None:
         CheckpointMemory._taken = taken  # type: ignore[method-assign]  # noqa: SLF001
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    CheckpointMemory._taken = refused  # type: ignore[method-assign]  # noqa: SLF001
+    CheckpointMemory._taken = refused  # type: ignore[assignment]  # noqa: SLF001
 
 
 def save(rank: MegatronRank, root: Path, step: int) -> str | None:
