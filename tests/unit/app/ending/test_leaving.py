@@ -29,6 +29,13 @@ def started(program: str) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def ended(running: subprocess.Popen[str], printed: str = "") -> tuple[int, str]:
     """Return exit code and error output of a program, none of whose processes may be left."""
     with running:
@@ -38,7 +45,9 @@ def ended(running: subprocess.Popen[str], printed: str = "") -> tuple[int, str]:
             running.kill()
             output, errors = running.communicate()
     pids = [int(pid) for pid in (printed + output).split()[:2]]
-    left = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    for _ in range(50):
+        if left := [pid for pid in pids if is_running(pid)]:
+            time.sleep(0.1)  # on a busy machine a killed process is there for a moment
     for pid in left:
         psutil.Process(pid).kill()
     assert len(pids) == 2, errors
