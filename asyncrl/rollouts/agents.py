@@ -128,7 +128,7 @@ class AgentCommand:
 
 def _environment(settings: AgentSettings, address: EpisodeAddress, folder: Path) -> dict[str, str]:
     url = f"http://{address.host}:{address.port}"
-    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), address.host)))
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), address.host)))
     return {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": address.key,

@@ -125,7 +125,7 @@ class Saver:
             raise
         except (Exception, CheckpointException) as error:  # torch's CheckpointException is a BaseException
             self._has_failed = True
-            raise CheckpointFailed(f"{target.folder} cannot be written: {_reason(error)}") from error
+            raise CheckpointFailed(f"{target.folder} cannot be written: {first_line(error)}") from error
         seconds = time.perf_counter() - started
         self._permit = permit = Permit(self._lock)
         group = self._group  # a thread that is given up keeps its group, which later saves do not use
@@ -252,7 +252,7 @@ class Saver:
             raise
         except Exception as error:  # Megatron, torch, pickle and the disk raise different ones
             _remove_partial(target, permit)
-            raise CheckpointFailed(f"{target.folder}: {_reason(error)}") from error
+            raise CheckpointFailed(f"{target.folder}: {first_line(error)}") from error
         if failures:
             _remove_partial(target, permit)
             raise CheckpointFailed(f"{target.folder}: {failures[0]}")
@@ -282,11 +282,6 @@ class _Strategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]
     def _get_save_and_finalize_callbacks(self, writer: Any, planned: Any, async_strategy: str) -> Any:
         self.plan = _Plan(writer=writer, metadata=planned[1])
         return super()._get_save_and_finalize_callbacks(writer, planned, async_strategy)
-
-
-def _reason(error: BaseException) -> str:
-    """Return the error's text, or the name of its type if the text is empty."""
-    return str(error).strip() or type(error).__name__
 
 
 def _remove_partial(target: Target, permit: Permit) -> None:
