@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.engines.cluster.reaping import reaper_process
+from asyncrl.engines.cluster.reaping import reaper, reaper_process
 from asyncrl.errors import ServerFailed
 
 DRIVER = """
@@ -190,3 +190,13 @@ def test_a_reaper_that_does_not_start_is_a_named_error(tmp_path: Path, monkeypat
     monkeypatch.setattr(reaper_process, "START_S", 0.1)
     with pytest.raises(ServerFailed, match="did not start within"), reaper_process.reaped(frozenset):
         raise AssertionError("the session must not begin")
+
+
+def test_processes_are_remembered_until_they_end() -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        start = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        assert reaper.running({process.pid: start}) == {process.pid: start}
+        assert reaper.running({process.pid: start + 1}) == {}
+        process.kill()
+        process.wait()
+        assert reaper.running({process.pid: start}) == {}

@@ -92,9 +92,8 @@ class _Watch:
         while True:
             ready = {number for number, _ in self._waiting.poll(LOOK_EVERY_MS if ended is None else REMEMBER_EVERY_MS)}
             if not ready:
-                # A process whose parent has died is no longer below the driver, but one that has ended is forgotten.
-                alive = {pid: start for pid, start in self.known.items() if _start(pid) == start}
-                self.known = alive | dict(_below(self._driver).items() - self._others.items())
+                # A process whose parent has died is no longer below the driver.
+                self.known = running(self.known) | dict(_below(self._driver).items() - self._others.items())
             has_ended = ended in ready if ended is not None else _start(self._driver) != self._started
             if (has_ended or self._started is None) and 0 not in ready:
                 # Before any look at other processes, which may take longer than BEFORE_S.
@@ -142,6 +141,11 @@ class _Watch:
             elif _start(int(pid)) is None:
                 self._ended.append((time.monotonic(), part))
         return word == OVER
+
+
+def running(known: dict[int, int]) -> dict[int, int]:
+    """Return the processes, start times by ids, that still run; a later process with the same id is another one."""
+    return {pid: start for pid, start in known.items() if _start(pid) == start}
 
 
 def _opened(pid: int) -> int | None:

@@ -10,7 +10,7 @@ import pytest
 from asyncrl.engines.cluster.actors import CONCURRENT, WATCH
 from asyncrl.engines.cluster.placement import Layout, Placement, reserve
 from asyncrl.engines.listening import loopback_variables, without_proxy
-from asyncrl.engines.sglang.launch import SERVER_ENVIRONMENT, ServerLaunch, server_command
+from asyncrl.engines.sglang.launch import SERVER_ENVIRONMENT, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.errors import ConfigError
 
 
@@ -113,6 +113,13 @@ def test_an_engine_that_no_machine_can_hold_is_refused() -> None:
 def test_on_a_cpu_ranks_and_engines_are_placed_in_the_same_way() -> None:
     assert layout(is_shared=True, device="cpu").bundles == [{"CPU": 3}] * 2
     assert placed(layout(is_shared=True, device="cpu")) == [(0, 0), (0, 0), (1, 0), (1, 0), (0, 0), (1, 0)]
+
+
+def test_the_router_asks_no_proxy() -> None:
+    launch = RouterLaunch(worker_urls=("http://10.0.0.1:1",), host="10.0.0.2", port=2, prometheus_port=3, key="k")
+    environment = router_command(launch).environment
+    assert {name.lower() for name in environment} == {"http_proxy", "https_proxy", "all_proxy"}
+    assert set(environment.values()) == {""}
 
 
 def test_a_server_on_shared_gpus_is_told_which_and_gives_memory_back() -> None:
