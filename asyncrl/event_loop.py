@@ -53,10 +53,11 @@ class PeerTimer:
     """A timer that calls ``expired`` once a peer has had ``seconds`` in which the loop could have heard it.
 
     Time for which the loop was blocked does not count.  Then the loop gets ``TURNS`` iterations to read what has
-    arrived.  On a virtual clock, where nothing blocks, the timer is exact.
+    arrived.  On a virtual clock, where nothing blocks, the timer is exact.  A block costs the peer at most all of its
+    ``seconds``: a driver that was stopped for an hour gives no peer another hour.
     """
 
-    __slots__ = ("_blocked_before", "_blocked_s", "_expired", "_handle", "_loop", "_when")
+    __slots__ = ("_blocked_before", "_blocked_s", "_expired", "_handle", "_loop", "_seconds", "_when")
 
     def __init__(self, seconds: float, expired: Callable[[], object]) -> None:
         # Invariant: only the loop's thread uses the timer.  ``cancel`` cancels the one handle that is pending, so
@@ -75,6 +76,7 @@ class PeerTimer:
         self._handle.cancel()
 
     def _wait(self, seconds: float, late: float) -> None:
+        self._seconds = seconds
         self._blocked_before = self._blocked_s() + late
         self._when = self._loop.time() + seconds
         self._handle: asyncio.Handle = self._loop.call_at(self._when, self._end)
@@ -85,7 +87,7 @@ class PeerTimer:
         late = self._loop.time() - self._when
         owed = self._blocked_s() - self._blocked_before + late
         if owed > LATE_S:
-            self._wait(owed, late)
+            self._wait(min(owed, self._seconds), late)
         else:
             self._turn(TURNS)
 

@@ -15,6 +15,7 @@ from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.errors import EngineTimeout
 from asyncrl.event_loop import Deadline, PeerTimer, blocked_time, loop_time
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
+from asyncrl.sim.faults.loop import LifeLoop, run_life
 from tests.virtual_time import run_virtually
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +141,22 @@ def test_a_block_that_ends_before_the_deadline_does_not_count_either() -> None:
             return time.monotonic() - began
 
     assert 0.8 < on_uvloop(run()) < 3.0
+
+
+def test_a_long_block_gives_a_peer_no_more_than_its_time_again() -> None:
+    loop = LifeLoop()
+
+    async def run() -> float:
+        loop.call_later(1.0, loop.jump, 3600.0)  # a driver that was stopped for an hour
+        with pytest.raises(TimeoutError):
+            async with Deadline(5.0):
+                await asyncio.Event().wait()
+        return loop_time()
+
+    try:
+        assert run_life(loop, run()) == 3601.0 + 5.0
+    finally:
+        loop.drop()
 
 
 def test_on_a_virtual_clock_a_deadline_is_exact() -> None:
