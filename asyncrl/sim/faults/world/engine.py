@@ -255,7 +255,8 @@ class SimEngine:
     def _hold(self, call: _Call) -> None:
         """Keep the tokens that the call has by now, because the weights may change."""
         if call.timer is not None:
-            self._generate(call, int((call.timer.when() - loop_time()) / self._setting.token_s))
+            left_s = max(0.0, call.timer.when() - loop_time())  # a blocked loop may have missed that moment
+            self._generate(call, int(left_s / self._setting.token_s))
             _stop(call)
 
     def _generate(self, call: _Call, num_missing: int) -> None:
