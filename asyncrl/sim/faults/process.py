@@ -20,7 +20,6 @@ from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, WeightSender
 from asyncrl.engines.weight_sync.disk import DiskUpdater, WeightWriter
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import EngineError, ServerFailed, UpdateInterrupted, plainly
-from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
@@ -64,6 +63,8 @@ WATCHDOG_S = 500.0
 OUTAGE_S = 300.0
 GRACE_S = 60.0
 """Seconds after the end of training in which aborts in the background may end."""
+LOOK_S = 0.5
+"""Seconds between two looks at what is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,10 +345,11 @@ class Process:
 
     async def _check_end(self) -> None:
         """Check that nothing is left: no task, request, slot, claim or group."""
-        deadline = loop_time() + GRACE_S
-        while (left := self._left_over()) and loop_time() < deadline:  # noqa: ASYNC110 (nothing tells of the end of a task)
-            await asyncio.sleep(0.5)
-        if left:
+        for _ in range(int(GRACE_S / LOOK_S)):  # a count, because the clock may jump meanwhile
+            if not self._left_over():
+                break
+            await asyncio.sleep(LOOK_S)
+        if left := self._left_over():
             raise Violation("nothing is left at the end", left)
         self.is_done = not self.early_end.is_asked
         if self.is_done:
