@@ -247,14 +247,27 @@ class PausedRound[E: Pausable]:
         return min(answered)
 
     async def _all_continue(self, engines: Sequence[Pausable]) -> None:
-        """Resume the engines that can resume.  Ignores errors, because an earlier failure is the one to report."""
+        """Resume the engines that can resume, and leave out the silent ones.
+
+        The command may reach a silent engine much later, after another pause, while its weights change.  Other errors
+        are ignored, because an earlier failure is the one to report.
+        """
+        silent = dict[str, str]()
 
         async def continue_generation(engine: Pausable) -> None:
-            with contextlib.suppress(AsyncRLError):
-                await engine.continue_generation()
+            try:
+                async with Deadline(PROBE_S):
+                    await engine.continue_generation()
+            except (EngineTimeout, TimeoutError):
+                silent[engine.url] = "does not answer the command that resumes it"
+            except AsyncRLError as error:
+                logger.info("%s did not resume: %s", engine.url, error)
 
-        with contextlib.suppress(WeightUpdateFailed):
-            await gather("resuming", {engine.url: continue_generation(engine) for engine in engines}, PROBE_S)
+        with plainly():
+            async with TaskGroup() as tasks:
+                for engine in engines:
+                    tasks.create_task(continue_generation(engine), name=f"resume {engine.url}")
+        await self.leave_out(silent)
 
 
 async def _gave_up(give_up: GiveUp) -> bool:

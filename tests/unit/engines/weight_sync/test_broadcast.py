@@ -552,6 +552,32 @@ def test_silent_engine_is_unresponsive_and_the_update_is_restarted() -> None:
     ]  # the first one releases the engines for the probes
 
 
+def test_an_engine_that_does_not_answer_the_command_to_resume_is_ended_before_the_next_pause() -> None:
+    a, b = Engine("a", step=failing("pause in_place", EngineRejected("no"))), Engine("b", step=hanging("continue"))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
+
+    async def run() -> tuple[str, float]:
+        updater = updater_of(membership, Trainer(), lost_s=30.0)
+        await updater.connect()
+        await updater.snapshot()
+        async with asyncio.TaskGroup() as tasks:
+            ending = tasks.create_task(ends())
+            with pytest.raises(UpdateInterrupted):
+                await updater.publish(Weights(version=3, step=6))
+        return ending.result(), asyncio.get_running_loop().time()
+
+    async def ends() -> str:
+        why = await membership.wait_until_unresponsive("b")
+        await asyncio.sleep(1.0)
+        membership.mark_lost("b")
+        return why
+
+    (why, seconds), _ = run_virtually(run())
+    assert why == "does not answer the command that resumes it"
+    assert seconds == pytest.approx(10.0 + 1.0)
+    assert [engine.url for engine in membership.present] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("probed", "seconds"),
     [(None, 0.0), (EngineRejected("404"), 0.0), (EngineLost("gone"), 30.0)],
