@@ -113,7 +113,7 @@ def test_runs_are_compared_by_a_form(runs: list[Path]) -> None:
         tab.page.get_by_label("two").check()
         tab.page.get_by_role("button", name="Show").click()
         tab.page.wait_for_url("**with=1**")
-        assert tab.page.get_by_text("two: training prompts").first.is_visible()
+        tab.page.get_by_text("two: training prompts").first.wait_for()
         tab.picture("compared")
         assert tab.errors == []
 
