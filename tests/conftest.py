@@ -37,15 +37,17 @@ FIRST = (
 )
 """Beginnings of the paths of the tests that start first: the server tests, and the longest of the others."""
 LAST = (
-    "tests/integration/test_guides.py",
     "tests/integration/test_trainer_restarts.py",
-    "tests/integration/test_notebook.py",
     "tests/integration/test_episode_clients.py",
-    "tests/integration/test_evaluations.py",
+    "tests/integration/test_notebook.py",
     "tests/integration/test_episodes.py",
+    "tests/integration/test_evaluations.py",
+    "tests/integration/test_guides.py",
     "tests/integration/test_slime_generate.py",
 )
 """Whole runs that do not read the clock, and may share the machine with those of other workers; longest first."""
+ONE_BY_ONE = ("tests/integration/test_guides.py",)
+"""Files of ``LAST`` whose tests share nothing, so that several workers may have them."""
 
 YIELDS = 5
 """The niceness of workers without server tests."""
@@ -68,6 +70,8 @@ class ServersThenFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist is u
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
+        if path in ONE_BY_ONE:
+            return nodeid
         return "servers" if path.startswith(SERVER_TESTS) and path not in LAST else path
 
 
