@@ -112,11 +112,11 @@ class PromptRows:
         return len(self._rows)
 
     def _group(self, prompt: Prompt) -> list[Sample]:
+        # Without the tokens: a derived class may change the prompt.
         return [
             Sample(
-                prompt=prompt.text,
+                prompt=prompt.text if prompt.messages is None else copy.deepcopy(list(prompt.messages)),
                 label=prompt.label,
-                tokens=list(prompt.token_ids),
                 metadata=copy.deepcopy(dict(prompt.metadata)),
             )
             for _ in range(self._run.rollout.n_samples_per_prompt)

@@ -85,7 +85,7 @@ class SlimeSource:
         samples = origin or [_sample(prompt) for _ in range(self._size)]
         for place, sample in enumerate(samples):
             sample.status = Sample.Status.ABORTED
-            sample.reward = None if group is None else group.samples[place].reward
+            sample.reward = None if group is None else _reward(group, place)
         try:
             self._source.add_samples([samples])
         except (RuntimeError, NotImplementedError):  # slime's read-only sources raise it
@@ -139,7 +139,17 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 def _sample(prompt: Prompt) -> Sample:
     """Return a sample of a prompt that a checkpoint stored."""
-    return Sample(prompt=prompt.text, label=prompt.label, metadata=copy.deepcopy(dict(prompt.metadata)))
+    return Sample(
+        prompt=prompt.text if prompt.messages is None else copy.deepcopy(list(prompt.messages)),
+        label=prompt.label,
+        tokens=list(prompt.token_ids),
+        metadata=copy.deepcopy(dict(prompt.metadata)),
+    )
+
+
+def _reward(group: ScoredGroup, place: int) -> Any:
+    """Return the reward of the first sample that the rollout at ``place`` returned; None if it returned none."""
+    return next((each.reward for each in group.samples if each.sample.rollout == place), None)
 
 
 class Dataset(Protocol):

@@ -19,6 +19,8 @@ SENTINEL = "\ue0f0"
 """The content that replaces another: a character of Unicode's private use area, which no chat has."""
 PROBE: Message = {"role": "user", "content": "-"}
 """A message in front of others that are rendered by themselves, because templates want a user's message first."""
+_MAY_MOVE = ("system", "developer")
+"""Roles of messages that a template may show elsewhere than behind the message before."""
 
 Span = tuple[int, int]
 Masked = tuple[list[int], list[int]]
@@ -62,7 +64,7 @@ def loss_mask_by_message(
             behind = tokenizer.rendered([PROBE, PROBE], None, prompts=False).removeprefix(base)
             piece = tokenizer.rendered([*group, PROBE], tools, prompts=False).removesuffix(behind)
         else:
-            piece = tokenizer.rendered([PROBE, *group], None, prompts=False).removeprefix(base)
+            piece = _behind(base, tokenizer.rendered([PROBE, *group], None, prompts=False), group)
         if _is_trained(group[0]):
             spans.append((len(text) + _shared(piece, header), len(text) + len(piece)))
         text += piece
@@ -91,15 +93,28 @@ class _Chat:
             content = self._difference(place, shown)
         if content is None:
             raise DataError(f"the chat template does not show message {place}")
-        before = None if place == 0 else self._difference(place - 1, {**self._messages[place - 1], "content": SENTINEL})
         start, stop = content
-        front = self.text[before[1] if before else 0 : start]
+        front = self.text[self._end_before(place) : start]
         header = next((header for header in self._headers if header in front), None)
         if header is not None:
             start += front.index(header) + len(header) - len(front)
         alone = self._tokenizer.rendered([PROBE, shown], None, prompts=False)
         behind = alone.partition(SENTINEL)[2]
         return start, max(start, stop + _shared(self.text[stop:], behind))
+
+    def _end_before(self, place: int) -> int:
+        """Return the end of the content in front of message ``place``.
+
+        Some templates move system messages to the front of the chat.  The message before them is looked at as well.
+        """
+        end = 0
+        for earlier in range(place - 1, -1, -1):
+            message = self._messages[earlier]
+            found = self._difference(earlier, {**message, "content": SENTINEL})
+            end = max(end, found[1] if found else 0)
+            if message.get("role") not in _MAY_MOVE:
+                break
+        return end
 
     def _difference(self, place: int, other: Message) -> Span | None:
         """Return the characters that differ if ``other`` replaces a message; None if there are none.
@@ -133,6 +148,16 @@ def _together(messages: Sequence[Message]) -> list[list[Message]]:
         else:
             found.append([message])
     return found
+
+
+def _behind(base: str, text: str, messages: Sequence[Message]) -> str:
+    """Return what a chat has behind the rendering of its first message."""
+    if not text.startswith(base):
+        what = f"a message of role {messages[0].get('role')!r} elsewhere than behind the message before"
+        raise DataError(
+            f"the chat template shows {what}; use the loss mask of the whole chat: type qwen3_5 or template"
+        )
+    return text[len(base) :]
 
 
 def _shared(one: str, other: str) -> int:

@@ -95,7 +95,13 @@ class PromptMaker:
         if raw.fault is not None:
             return raw.fault
         try:
-            row = row_of(raw.found, self._data, takes_numbers=self._takes_numbers, settings=self._key_settings)
+            row = row_of(
+                raw.found,
+                self._data,
+                takes_numbers=self._takes_numbers,
+                settings=self._key_settings,
+                has_all_keys=raw.has_all_keys,
+            )
             return row, self._text(row)
         except DataError as error:
             return str(error)

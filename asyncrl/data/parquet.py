@@ -224,7 +224,7 @@ def _converted(place: int, value: dict[str, Any] | str) -> RawRow:
             found[key] = _json(content)
         except TypeError as error:
             return RawRow(place=place, line=None, fault=f'key "{key}" must be a JSON value, got {error}')
-    return RawRow(place=place, line=None, found=found)
+    return RawRow(place=place, line=None, found=found, has_all_keys=True)
 
 
 def _json(value: Any) -> Any:

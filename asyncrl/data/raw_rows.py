@@ -18,6 +18,8 @@ class RawRow:
     """The keys of the row."""
     fault: str | None = None
     """The reason in words; None if the row was read."""
+    has_all_keys: bool = False
+    """Whether objects have null for keys that only objects of other rows have, as in Parquet."""
 
 
 class PromptFile(Protocol):

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,25 +34,58 @@ FILE_KEYS = "{}_key"
 
 
 def row_of(
-    found: Mapping[str, Any], data: DataConfig, *, takes_numbers: bool = False, settings: str = TRAINING_KEYS
+    found: Mapping[str, Any],
+    data: DataConfig,
+    *,
+    takes_numbers: bool = False,
+    settings: str = TRAINING_KEYS,
+    has_all_keys: bool = False,
 ) -> Row:
     """Check the keys of a row.  Raises DataError with one line that names the key.
 
     ``takes_numbers``: a prompt may be an integer, such as the number of a task, and becomes its text.  ``settings``
-    are the names of the settings that choose the keys, for error lines: one of the constants above.
+    are the names of the settings that choose the keys, for error lines: one of the constants above.  With
+    ``has_all_keys``, nulls are taken out of messages and tools: see ``RawRow``.
     """
     prompt = _at(found, data.input_key, settings.format("input"))
     if takes_numbers and isinstance(prompt, int) and not isinstance(prompt, bool):
         prompt = str(prompt)
     _check_prompt(prompt, data.input_key)
+    if has_all_keys and isinstance(prompt, list):
+        prompt = [_without_nulls(message, but="content") for message in prompt]
     if isinstance(prompt, str) and data.apply_chat_template:
         prompt = [{"role": "user", "content": prompt}]
     label = None if data.label_key is None else _at(found, data.label_key, settings.format("label"))
     metadata = dict(_parsed(found, data.metadata_key, dict) or {})
     tools = _parsed(found, data.tool_key, list)
     if tools is not None:
-        metadata["tools"] = tools
+        tools = [_tool(tool, place, data.tool_key) for place, tool in enumerate(tools)]
+        metadata["tools"] = tools = _without_nulls(tools) if has_all_keys else tools
     return Row(prompt=prompt, label=label, metadata=metadata, tools=tools)
+
+
+def tools_of(metadata: Mapping[str, Any]) -> list[Any] | None:
+    """Return the tools in a prompt's metadata, as ``row_of`` puts them there; None without a list of them."""
+    tools = metadata.get("tools")
+    return tools if isinstance(tools, list) else None
+
+
+def _tool(tool: Any, place: int, key: str | None) -> dict[str, Any]:
+    """Return the schema of a tool, parsed if it is text."""
+    parsed = tool
+    if isinstance(tool, str):
+        with suppress(DataError):
+            parsed = json_text.loads(tool)
+    if not isinstance(parsed, dict):
+        raise DataError(f'key "{key}", tool {place} must be an object or its JSON text, got {kind(parsed)}')
+    return parsed
+
+
+def _without_nulls(value: Any, but: str | None = None) -> Any:
+    """Return the value with objects that lack their keys with null, at any depth; ``but`` stays in the outermost."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None or key == but}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _at(found: Mapping[str, Any], key: str, setting: str) -> Any:

@@ -32,7 +32,9 @@ def load_tokenizer(path: Path, *, skip_special_tokens: bool = False) -> "TextTok
 
     With ``skip_special_tokens``, decoded texts lack special tokens.
     """
-    return TextTokenizer(load_words(path), _chat_template(path), skip_special_tokens=skip_special_tokens)
+    words = load_words(path)
+    chat, with_tools = _chat_templates(path)
+    return TextTokenizer(words, chat, with_tools, skip_special_tokens=skip_special_tokens)
 
 
 def load_words(path: Path) -> Any:
@@ -55,10 +57,17 @@ class TextTokenizer:
     """Converts text and chats to tokens and back; decoded texts keep special tokens unless told to skip them."""
 
     def __init__(
-        self, words: tokenizers.Tokenizer, chat: jinja2.Template | None, *, skip_special_tokens: bool = False
+        self,
+        words: tokenizers.Tokenizer,
+        chat: jinja2.Template | None,
+        with_tools: jinja2.Template | None = None,
+        *,
+        skip_special_tokens: bool = False,
     ) -> None:
+        """``with_tools`` takes the place of ``chat`` for chats with tools, if the checkpoint has such a template."""
         self._words = words
         self._chat = chat
+        self._with_tools = with_tools or chat
         self._skips = skip_special_tokens
         self._bytes = bytes_of_tokens(words, skip_special_tokens=skip_special_tokens)
         self._skipped: frozenset[int] = frozenset()
@@ -72,7 +81,7 @@ class TextTokenizer:
         """Return this tokenizer with decoded texts that lack special tokens, or keep them."""
         if skip_special_tokens == self._skips:
             return self
-        return TextTokenizer(self._words, self._chat, skip_special_tokens=skip_special_tokens)
+        return TextTokenizer(self._words, self._chat, self._with_tools, skip_special_tokens=skip_special_tokens)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text``, without added special tokens."""
@@ -125,28 +134,33 @@ class TextTokenizer:
         ``tools`` are tool schemas, ``variables`` further variables of the template.  Raises DataError if there is no
         template or it refuses the messages.
         """
-        if self._chat is None:
+        template = self._chat if tools is None else self._with_tools
+        if template is None:
             raise DataError("apply-chat-template: the checkpoint has no chat template")
         tools = None if tools is None else list(tools)
         chat = {"messages": list(messages), "tools": tools, "documents": None}
         given = {**chat, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._chat.render({**variables, **given})
+            return template.render({**variables, **given})
         except Exception as error:  # a template is a program: it raises whatever Python raises on a value
             raise DataError(f"the chat template refuses the messages: {error}") from error
 
 
-def _chat_template(path: Path) -> jinja2.Template | None:
+def _chat_templates(path: Path) -> tuple[jinja2.Template | None, jinja2.Template | None]:
+    """Return the template of a checkpoint, and the one for chats with tools where that is another."""
     settings = _json(path / "tokenizer_config.json")
-    source = settings.get("chat_template")
+    source, with_tools = settings.get("chat_template"), None
+    if isinstance(source, list):  # several named templates
+        named = {each["name"]: each["template"] for each in source}
+        source, with_tools = named.get("default"), named.get("tool_use")
     if (file := path / "chat_template.jinja").is_file():
         source = file.read_text(encoding="utf-8")
-    if isinstance(source, list):  # several named templates
-        source = next((named["template"] for named in source if named["name"] == "default"), None)
-    if source is None:
-        return None
+    if (file := path / "additional_chat_templates" / "tool_use.jinja").is_file():
+        with_tools = file.read_text(encoding="utf-8")
     specials = {name: _token(value) for name, value in settings.items() if name.endswith("_token")}
-    return _compiled(path, source, {name: text for name, text in specials.items() if text is not None})
+    known = {name: text for name, text in specials.items() if text is not None}
+    chat, other = (None if each is None else _compiled(path, each, known) for each in (source, with_tools))
+    return chat, other
 
 
 def _compiled(path: Path, source: str, specials: dict[str, str]) -> jinja2.Template:
@@ -178,9 +192,15 @@ def _refuse(message: str) -> NoReturn:
     raise ValueError(message)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    # jinja2's built-in filter escapes for HTML, which models were not trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter of transformers.  That of jinja2 escapes for HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _token(value: Any) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from asyncrl.data.rows import tools_of
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.errors import DataError, HookFailed
 from asyncrl.types import NewPrompt, Prompt
@@ -26,7 +27,15 @@ def tokeniser(
             raise HookFailed(f"prompt {row} has no tokens")
         if is_stored:
             _check_json(new, row)
-        prompt = Prompt(row=row, epoch=0, text=text, token_ids=token_ids, label=new.label, metadata=dict(new.metadata))
+        prompt = Prompt(
+            row=row,
+            epoch=0,
+            text=text,
+            token_ids=token_ids,
+            label=new.label,
+            metadata=dict(new.metadata),
+            messages=None if isinstance(new.prompt, str) else tuple(dict(message) for message in new.prompt),
+        )
         return None if max_tokens is not None and len(token_ids) > max_tokens else prompt
 
     return tokenise
@@ -37,15 +46,15 @@ def _text(new: NewPrompt, tokenizer: TextTokenizer, variables: Mapping[str, Any]
         return new.prompt
     try:
         messages = [dict(message) for message in new.prompt]
-        return tokenizer.render(messages, variables={**variables, **new.template_variables})
+        return tokenizer.render(messages, tools_of(new.metadata), {**variables, **new.template_variables})
     except (DataError, TypeError, ValueError) as error:
         raise HookFailed(f"a prompt must be text or a list of messages: {error}") from error
 
 
 def _check_json(new: NewPrompt, row: int) -> None:
     try:
-        orjson.dumps([new.label, dict(new.metadata)])
+        orjson.dumps([new.label, dict(new.metadata), new.prompt])
     except TypeError as error:
         raise HookFailed(
-            f"prompt {row}: label and metadata must be JSON values, because --save stores prompts: {error}"
+            f"prompt {row}: prompt, label and metadata must be JSON values, because --save stores prompts: {error}"
         ) from error

@@ -14,7 +14,7 @@ from asyncrl.app.checks import Checked, check
 from asyncrl.app.resuming.resume import about, find_start
 from asyncrl.config import RunConfig, load_run
 from asyncrl.config.areas.hooks import SLIME_SOURCES
-from asyncrl.data import EndlessPrompts
+from asyncrl.data import EndlessPrompts, load_tokenizer
 from asyncrl.engines.megatron.checkpoint.directory import notes_of
 from asyncrl.errors import ConfigError, DataError, HookFailed, PluginError
 from asyncrl.hooks.prompt_source import UserPrompts
@@ -66,6 +66,13 @@ class Oldest(Buffered):
         return taken
 
 class Plain(Base): ...
+
+class Edits(Base):
+    def get_samples(self, num_samples):
+        groups = super().get_samples(num_samples)
+        for sample in groups[0]:
+            sample.prompt = "9" + sample.prompt
+        return groups
 
 class Chats:
     def __init__(self, start=0): self.number = start
@@ -149,6 +156,14 @@ def test_the_guides_classes_and_derived_ones_read_the_prompt_data_in_the_order_o
     assert [prompt.label for prompt in found] == [prompt.label for prompt in expected]
 
 
+def test_a_prompt_that_a_derived_class_has_changed_is_answered(tmp_path: Path) -> None:
+    plain = checked().prompts.take()
+    source = checked("--data-source-path", "mine.py:Edits", "--data-source-prefetch", "1").prompts
+    (found,) = taken(source, 1)
+    assert found.text == f"9{plain.text}"
+    assert found.token_ids == tuple(load_tokenizer(quickstart().model.hf_checkpoint).encode(found.text))
+
+
 @pytest.mark.parametrize(("name", "first"), [("Newest", 1), ("Oldest", 0)])
 def test_groups_that_come_back_are_served_first_by_the_users_filter(name: str, first: int) -> None:
     source = checked("--data-source-path", f"mine.py:{name}", "--data-source-prefetch", "1").prompts
@@ -193,7 +208,7 @@ def test_the_file_of_prompts_need_not_exist(tmp_path: Path) -> None:
         (
             "NotJson",
             ["--save", "saved"],
-            "prompt 0: label and metadata must be JSON values, because --save stores prompts",
+            "prompt 0: prompt, label and metadata must be JSON values, because --save stores prompts",
         ),
         ("Empty", [], "prompt 0 has no tokens"),
         ("Messages", [], "a prompt must be text or a list of messages: "),

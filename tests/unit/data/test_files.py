@@ -265,18 +265,34 @@ def test_tools_and_variables_reach_the_template_and_the_metadata(tmp_path: Path)
     rows = [
         {"question": "one", "answer": 1, "tools": TOOLS},
         {"question": "one", "answer": 1, "tools": '[{"function": {"name": "look"}}]', "metadata": {"a": 1}},
+        {"question": "one", "answer": 1, "tools": ['{"function": {"name": "look"}}']},
         {"question": "one", "answer": 1},
     ]
     data = config(
         jsonl(tmp_path / "a.jsonl", rows), apply_chat_template=True, apply_chat_template_kwargs='{"thinking": "no"}'
     )
     found = prompts_of(tmp_path, data, WITH_TOOLS)
-    assert [prompt.text.split(" user")[0] for prompt in found] == ["search no", "look no", "no"]
+    assert [prompt.text.split(" user")[0] for prompt in found] == ["search no", "look no", "look no", "no"]
     assert [prompt.metadata for prompt in found] == [
         {"tools": TOOLS},
         {"a": 1, "tools": [{"function": {"name": "look"}}]},
+        {"tools": [{"function": {"name": "look"}}]},
         {},
     ]
+
+
+def test_keys_of_other_rows_are_in_no_message_and_no_tool_of_parquet(tmp_path: Path) -> None:
+    def row(**parameters: Any) -> dict[str, Any]:
+        call = {"function": {"name": "run", "arguments": parameters}}
+        chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        return {"question": chat, "answer": 1, "tools": [call], "metadata": parameters}
+
+    rows = [row(city={"type": "text"}), row(number={"type": "number"})]
+    path = parquet(tmp_path / "a.parquet", rows)
+    found = prompts_of(tmp_path, config(path), "{{ messages[0].content }}")
+    assert [prompt.messages for prompt in found] == [tuple(row["question"]) for row in rows]
+    assert [prompt.metadata["tools"] for prompt in found] == [row["tools"] for row in rows]
+    assert found[0].metadata["number"] is None  # as pyarrow reads it
 
 
 def test_messages_stay_messages_without_the_flag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -302,6 +318,7 @@ def test_messages_stay_messages_without_the_flag(tmp_path: Path, caplog: pytest.
         ("metadata", "{", 'key "metadata": its text is not JSON: '),
         ("tools", {"a": 1}, 'key "tools" must be a list, got an object'),
         ("tools", "nothing", 'key "tools": its text is not JSON: '),
+        ("tools", [{}, "run"], 'key "tools", tool 1 must be an object or its JSON text, got text'),
     ],
 )
 def test_wrong_metadata_and_tools_are_named(tmp_path: Path, key: str, value: Any, message: str) -> None:

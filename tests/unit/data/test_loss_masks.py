@@ -83,6 +83,24 @@ def test_thinking_is_dropped_always_and_an_answer_to_a_tool_has_no_header(tmp_pa
     assert trained(generator(tmp_path, R1), chat) == [f"Yes{END}", calls, f"Four{END}"]
 
 
+HOISTS = """
+{%- for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}
+{%- for m in messages if m.role == 'user' or m.role == 'assistant' %}
+{{- '<|' + m.role + '|>' + m.content }}{% if m.role == 'assistant' %}{{ '<|im_end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+"""A template that shows all system messages first."""
+HINTED = [user("q1"), answer("a1"), user("q2"), {"role": "system", "content": "hint"}, answer("a2")]
+
+
+def test_a_system_message_that_the_template_moves_does_not_add_the_question_to_the_answer(tmp_path: Path) -> None:
+    assert trained(generator(tmp_path, HOISTS), HINTED) == ["a1<|im_end|>", "a2<|im_end|>"]
+
+
+def test_messages_one_by_one_are_refused_where_the_template_moves_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="shows a message of role 'system' elsewhere"):
+        trained(generator(tmp_path, HOISTS, "qwen3"), HINTED)
+
+
 def test_answers_without_an_end_stop_at_the_next_message(tmp_path: Path) -> None:
     assert trained(generator(tmp_path, GLM45), CHAT) == [
         "\n<think></think>\nIt is 漢.",

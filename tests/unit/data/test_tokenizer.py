@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,28 @@ def test_templates_may_ask_for_tools_and_mark_the_answer(tmp_path: Path) -> None
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ tools is none }}"
     )
     assert tokenizer(tmp_path, template).render([{"content": "one"}]) == "oneTrue"
+
+
+def test_the_filter_of_json_has_the_arguments_of_transformers(tmp_path: Path) -> None:
+    template = "{{ messages | tojson(separators=(',', ':'), sort_keys=True) }}"
+    assert tokenizer(tmp_path, template).render([{"b": "one", "a": 2}]) == '[{"a":2,"b":"one"}]'
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_chats_with_tools_have_another_template_if_there_is_one(tmp_path: Path, is_file: bool) -> None:
+    tokenizer_folder(tmp_path, "plain")
+    if is_file:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].name }}")
+    else:
+        named = [
+            {"name": "default", "template": "plain"},
+            {"name": "tool_use", "template": "{{ tools[0].name }}"},
+        ]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    words = load_tokenizer(tmp_path).skipping(skip_special_tokens=True)
+    assert words.render([]) == "plain"
+    assert words.render([], [{"name": "run"}]) == "run"
 
 
 @pytest.mark.parametrize(

@@ -42,3 +42,12 @@ def test_messages_are_rendered_with_the_variables_of_the_run_and_of_the_prompt(
 
     (new,) = SlimeSource(Gives(), SlimeArgs(n_samples_per_prompt=1)).fetch(1, 0)
     assert rendered(tmp_path, new, variables) == text
+
+
+def test_messages_are_rendered_with_the_tools_of_the_metadata_and_kept(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "run"}}]
+    words = tokenizer(tmp_path, "{{ messages[0].content }} {{ tools[0].function.name }}")
+    made = tokeniser(words, None, {}, is_stored=True)(NewPrompt(prompt=MESSAGES, metadata={"tools": tools}), 0)
+    assert made is not None
+    assert made.text == "one run"
+    assert made.messages == tuple(MESSAGES)

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -316,6 +317,32 @@ def test_the_samples_that_come_back_are_aborted_and_keep_their_attributes() -> N
     assert [[sample.reward for sample in samples] for samples in slimes.buffer] == [[0.0, 1.0], [None, None]]
     assert all(hasattr(sample, "secret") for samples in slimes.buffer for sample in samples)
     assert ("save", 2) in slimes.calls
+
+
+def test_rewards_of_episodes_with_several_samples_go_to_their_sample() -> None:
+    slimes = Slimes()
+
+    async def main() -> None:
+        source = prompts(SlimeSource(slimes, ARGS), ahead=1)
+        (first,) = await taken(source, 1)
+        both = group(first.row, (0.25, 0.5, 1.0))
+        episodes = [
+            replace(scored, sample=replace(scored.sample, rollout_index=rollout))
+            for scored, rollout in zip(both.samples, (0, 0, 1), strict=True)
+        ]
+        source.returned(first, replace(both, samples=tuple(episodes)), "stale")
+        async with source.saved(3):
+            pass
+
+    run_virtually(main())
+    assert [sample.reward for sample in slimes.buffer[0]] == [0.25, 1.0]
+
+
+def test_a_prompt_of_a_former_life_comes_back_with_its_tokens() -> None:
+    slimes = Slimes()
+    source = SlimeSource(slimes, ARGS)
+    assert source.give_back(Prompt(row=0, epoch=0, text="", token_ids=(7, 8), label=None), None, None)
+    assert [sample.tokens for sample in slimes.buffer[0]] == [[7, 8], [7, 8]]
 
 
 def test_a_read_only_source_lets_stale_prompts_start_again() -> None:
