@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
-from asyncrl.engines.gather import gather
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import (
     AsyncRLError,
@@ -49,6 +49,12 @@ MOST_REPEATS = 2
 
 PROBE_S = 10.0
 """Deadline in seconds of a liveness probe, which an engine answers between two forward passes."""
+
+SETTLE_S = 15.0
+"""Seconds for the other engines' answers once a command to all engines has failed at one.
+
+A connection takes 10 s at most.  So an engine that is silent at the end has been sent the command.
+"""
 
 
 class Pausable(Protocol):
@@ -149,7 +155,9 @@ class PausedRound[E: Pausable]:
             self._is_mixed = True
             stood_still = await receive()
             self._is_mixed = False
-            await gather("resuming", {engine.url: engine.continue_generation() for engine in engines}, self._timeout_s)
+            resumed = await self._tell(engines, _resume)
+            await self._leave_out_silent(resumed)
+            resumed.check("resuming")
         self._num_repeats = 0
         self._membership.mark_synced(engines, since)
         pause_s = clock() - (paused if stood_still is None else stood_still)
@@ -238,36 +246,84 @@ class PausedRound[E: Pausable]:
             await engine.pause(self._pause_mode)
             answered.append(asyncio.get_running_loop().time())
 
-        try:
-            await gather("pausing", {engine.url: pause(engine) for engine in engines}, self._timeout_s)
-        except WeightUpdateFailed:
-            if not self._is_mixed:
-                await self._all_continue(engines)
-            raise
+        paused = await self._tell(engines, pause)
+        if paused.has_failed:
+            commands = [paused] if self._is_mixed else [paused, await self._tell(engines, _resume)]
+            await self._leave_out_silent(*commands)
+        paused.check("pausing")
         return min(answered)
 
-    async def _all_continue(self, engines: Sequence[Pausable]) -> None:
-        """Resume the engines that can resume, and leave out the silent ones.
+    async def _tell(self, engines: Sequence[Pausable], command: Callable[[Any], Awaitable[None]]) -> "Told":
+        """Give a command to all engines, and return once all have answered or the time is over.
 
-        The command may reach a silent engine much later, after another pause, while its weights change.  Other errors
-        are ignored, because an earlier failure is the one to report.
+        No failure cancels the commands to other engines: one that is on its way is carried out all the same.
         """
-        silent = dict[str, str]()
+        told = Told(engines=tuple(engine.url for engine in engines), limit_s=self._timeout_s)
+        deadline = Deadline(self._timeout_s)
 
-        async def continue_generation(engine: Pausable) -> None:
+        async def tell(engine: Pausable) -> None:
             try:
-                async with Deadline(PROBE_S):
-                    await engine.continue_generation()
-            except (EngineTimeout, TimeoutError):
-                silent[engine.url] = "does not answer the command that resumes it"
+                await command(engine)
             except AsyncRLError as error:
-                logger.info("%s did not resume: %s", engine.url, error)
+                if not told.errors:
+                    deadline.give(min(SETTLE_S, self._timeout_s))
+                told.errors[engine.url] = error
+            else:
+                told.done.add(engine.url)
 
-        with plainly():
-            async with TaskGroup() as tasks:
-                for engine in engines:
-                    tasks.create_task(continue_generation(engine), name=f"resume {engine.url}")
-        await self.leave_out(silent)
+        try:
+            with plainly():
+                async with deadline, TaskGroup() as tasks:
+                    for engine in engines:
+                        tasks.create_task(tell(engine), name=f"tell {engine.url}")
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        return told
+
+    async def _leave_out_silent(self, *commands: "Told") -> None:
+        """Have engines ended that did not answer a command.
+
+        It may reach them much later: they would generate while their weights change, or stand still for ever.  Silence
+        is no evidence against an engine if none of several answers, unless the update is about to start again.
+        """
+        silent = {url for told in commands for url in told.silent}
+        told = commands[0].engines
+        if silent and (self.is_outdated or len(told) == 1 or silent < set(told)):
+            await self.leave_out(dict.fromkeys(sorted(silent), "does not answer a command to pause or to resume"))
+
+
+@dataclass(slots=True)
+class Told:
+    """The answers of engines to a command."""
+
+    engines: tuple[str, ...]
+    limit_s: float
+    done: set[str] = field(default_factory=set)
+    errors: dict[str, AsyncRLError] = field(default_factory=dict)
+    """Errors by engine, in the order in which they came."""
+
+    @property
+    def silent(self) -> list[str]:
+        """The engines that may still carry the command out."""
+        late = {url for url, error in self.errors.items() if isinstance(error, EngineTimeout)}
+        return [url for url in self.engines if url in late or not (url in self.done or url in self.errors)]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an engine has not done it."""
+        return len(self.done) < len(self.engines)
+
+    def check(self, doing: str) -> None:
+        """Raise WeightUpdateFailed with the first error, or the engines that did not answer."""
+        for url, error in self.errors.items():
+            raise WeightUpdateFailed(f"{doing}: {url}: {error}") from error
+        if self.silent:
+            raise WeightUpdateFailed(f"{doing}: no answer from {', '.join(self.silent)} within {self.limit_s:g} s")
+
+
+async def _resume(engine: Pausable) -> None:
+    await engine.continue_generation()
 
 
 async def _gave_up(give_up: GiveUp) -> bool:

@@ -189,10 +189,13 @@ class DirectUpdates:
         """
         groups = updater._model_update_group  # noqa: SLF001 (SGLang has no public way)
         group = groups.get(group_name)
-        if group is None or load_format not in ("flattened_bucket", *_DIRECT):
+        if load_format not in ("flattened_bucket", *_DIRECT):
             return original(updater, names, dtypes, shapes, group_name, load_format)
+        if group is None:  # SGLang's own method would end the process
+            return False, f"there is no group {group_name}: its update was given up"
         failure, received = None, 0
         try:
+            _check_is_in_use(group)
             _leave_others(groups, group_name)
             if load_format == "flattened_bucket":
                 self._receive_bucket(updater, Channel(group=group, main=group), names, dtypes, shapes)
@@ -393,6 +396,14 @@ def refused_by_any(names: Sequence[str], refused: set[str], ranks: Any) -> list[
     if ranks is not None:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=ranks)
     return [name for name, is_refused in zip(names, flags.tolist(), strict=True) if is_refused]
+
+
+def _check_is_in_use(group: Any) -> None:
+    """Raise RuntimeError if the command is a late one, of an update that was given up: a newer group may be there."""
+    from asyncrl.engines.weight_sync.group_abort import is_abandoned
+
+    if is_abandoned(group):
+        raise RuntimeError("the trainer has given this update up")
 
 
 def _leave_others(groups: dict[str, Any], present: str) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Event, Thread
@@ -24,6 +25,8 @@ from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, RECORDED
 from asyncrl.engines.sglang.plugin import direct
 from asyncrl.engines.sglang.plugin.arrival import Channel
 from asyncrl.engines.sglang.plugin.copies import RecordedBucket
+from asyncrl.engines.sglang.plugin.direct import DirectUpdates
+from asyncrl.engines.weight_sync import group_abort
 from asyncrl.engines.weight_sync.flat import checksum, views
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
 from asyncrl.errors import TrainerOutOfMemory, WeightUpdateFailed
@@ -246,6 +249,29 @@ def test_engines_leave_an_abandoned_update_at_once(both: Both) -> None:
     assert (worked, num_loaded) == (False, 0)
     assert "the trainer has given this update up" in said
     assert time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize("load_format", [DIRECT, "flattened_bucket"])
+def test_a_late_command_of_an_update_that_was_given_up_is_refused(
+    monkeypatch: pytest.MonkeyPatch, load_format: str
+) -> None:
+    """It neither ends the server, as SGLang's own method does, nor the group of the present update."""
+
+    def original(*words: Any) -> tuple[bool, str]:
+        raise AssertionError("SGLang's method ends the process")
+
+    abandoned, present = object(), object()
+    groups = {"present": present}
+    updater = SimpleNamespace(_model_update_group=groups)
+    receive = partial(DirectUpdates().around_receive, original, updater, ("one",), (), (), load_format=load_format)
+    assert receive(group_name="before") == (False, "there is no group before: its update was given up")
+    groups["before"] = abandoned
+    monkeypatch.setattr(group_abort, "is_abandoned", lambda group: group is abandoned)
+    monkeypatch.setattr(direct, "ranks_of_this_engine", lambda: None)
+    worked, said = receive(group_name="before")
+    assert not worked
+    assert "the trainer has given this update up" in said
+    assert groups["present"] is present
 
 
 def test_abandoning_an_older_group_changes_nothing(both: Both, tmp_path: Path) -> None:

@@ -552,8 +552,12 @@ def test_silent_engine_is_unresponsive_and_the_update_is_restarted() -> None:
     ]  # the first one releases the engines for the probes
 
 
-def test_an_engine_that_does_not_answer_the_command_to_resume_is_ended_before_the_next_pause() -> None:
-    a, b = Engine("a", step=failing("pause in_place", EngineRejected("no"))), Engine("b", step=hanging("continue"))
+@pytest.mark.parametrize(
+    ("refused", "silent"),
+    [("pause in_place", "continue"), ("pause in_place", "pause in_place"), ("continue", "continue")],
+)
+def test_an_engine_whose_command_may_still_arrive_is_ended_before_the_next_pause(refused: str, silent: str) -> None:
+    a, b = Engine("a", step=failing(refused, EngineRejected("no"))), Engine("b", step=hanging(silent))
     membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
 
     async def run() -> tuple[str, float]:
@@ -562,7 +566,7 @@ def test_an_engine_that_does_not_answer_the_command_to_resume_is_ended_before_th
         await updater.snapshot()
         async with asyncio.TaskGroup() as tasks:
             ending = tasks.create_task(ends())
-            with pytest.raises(UpdateInterrupted):
+            with pytest.raises(UpdateInterrupted, match="a: no"):
                 await updater.publish(Weights(version=3, step=6))
         return ending.result(), asyncio.get_running_loop().time()
 
@@ -573,9 +577,34 @@ def test_an_engine_that_does_not_answer_the_command_to_resume_is_ended_before_th
         return why
 
     (why, seconds), _ = run_virtually(run())
-    assert why == "does not answer the command that resumes it"
-    assert seconds == pytest.approx(10.0 + 1.0)
+    assert why == "does not answer a command to pause or to resume"
+    assert seconds == pytest.approx(5.0 + 1.0)
     assert [engine.url for engine in membership.present] == ["a"]
+
+
+def test_no_engine_is_ended_where_none_answers_the_command_to_resume() -> None:
+    async def refuses(what: str) -> None:
+        if what == "pause in_place":
+            raise EngineLost("no way")
+        await hanging("continue")(what)
+
+    a, b = Engine("a", step=refuses), Engine("b", step=hanging("continue"))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
+
+    async def run() -> float:
+        updater = updater_of(membership, Trainer(), timeout_s=60.0, lost_s=30.0)
+        await updater.connect()
+        await updater.snapshot()
+        async with asyncio.TaskGroup() as tasks:
+            ended = [tasks.create_task(membership.wait_until_unresponsive(url)) for url in ("a", "b")]
+            with pytest.raises(UpdateInterrupted, match="pausing: a: no way"):
+                await updater.publish(Weights(version=3, step=6))
+            assert not any(task.done() for task in ended)
+            for task in ended:
+                task.cancel()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtually(run())[0] == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(
