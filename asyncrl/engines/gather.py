@@ -8,6 +8,13 @@ from asyncrl.event_loop import Deadline
 from asyncrl.task_groups import TaskGroup
 
 
+GRACE_S = 2.0
+"""Seconds by which the deadline of all members is later than that of each.
+
+A member that misses a deadline reports it: only then is a silent trainer rank known to be silent.
+"""
+
+
 async def ask_one[T](
     doing: str,
     who: str,
@@ -34,7 +41,7 @@ async def gather(
     """Run all of ``work``, by member, within ``timeout_s`` seconds.
 
     Raises one ``kind`` that names ``doing`` and the member that failed first, or the members that did not answer in
-    time.  The others are cancelled.
+    time, ``GRACE_S`` seconds later.  The others are cancelled.
     """
     waiting = set(work)
     failed: dict[str, AsyncRLError] = {}
@@ -48,7 +55,7 @@ async def gather(
         waiting.discard(who)
 
     try:
-        async with Deadline(timeout_s), TaskGroup() as tasks:
+        async with Deadline(timeout_s + GRACE_S), TaskGroup() as tasks:
             for who, task in work.items():
                 tasks.create_task(one(who, task), name=f"{doing}: {who}")
     except TimeoutError as error:

@@ -76,8 +76,11 @@ class TrainerRanks:
             await self.trainer.load(origin, timeout_s=timeout_s)
 
     async def address(self) -> tuple[str, int]:
-        """Return the host of rank 0 and a free port there; possible while it trains.  Raises ServerFailed."""
-        return await self._addresses.rank(self._actors[0])
+        """Return the host of rank 0 and a free port there; possible while it trains.  Raises TrainerFailed."""
+        try:
+            return await self._addresses.rank(self._actors[0])
+        except ServerFailed as error:  # the rank has died, and may start again
+            raise TrainerFailed(f"trainer rank 0: {error}") from error
 
     async def restart(self, origin: Origin | None) -> None:
         """End all ranks, and start others with the weights of ``origin`` or of ``--hf-checkpoint``.

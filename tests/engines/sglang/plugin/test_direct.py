@@ -255,7 +255,7 @@ def test_engines_leave_an_abandoned_update_at_once(both: Both) -> None:
 def test_a_late_command_of_an_update_that_was_given_up_is_refused(
     monkeypatch: pytest.MonkeyPatch, load_format: str
 ) -> None:
-    """It neither ends the server, as SGLang's own method does, nor the group of the present update."""
+    """SGLang's own method would end the server, and the plug-in's the group of the present update."""
 
     def original(*words: Any) -> tuple[bool, str]:
         raise AssertionError("SGLang's method ends the process")

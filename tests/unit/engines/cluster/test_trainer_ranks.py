@@ -16,9 +16,10 @@ from asyncrl.engines.cluster.placement import Placement
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer, RayTrainer
 from asyncrl.engines.cluster.settings import Deployment
 from asyncrl.engines.cluster.trainer_ranks import RankProcesses, TrainerRanks
+from asyncrl.engines.gather import ask_one
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
 from asyncrl.engines.megatron.checkpoint.lease import Claim
-from asyncrl.errors import ServerFailed, TrainerFailed
+from asyncrl.errors import ServerFailed, TrainerFailed, WeightUpdateFailed
 from asyncrl.protocols import WeightUpdater
 from tests.virtual_time import run_virtually
 
@@ -106,6 +107,27 @@ def test_a_stopped_rank_is_found_after_the_deadline_of_a_ping() -> None:
     place.answers = lambda name: "hangs"
     assert run_virtually(ours.wait_until_lost()) == ("trainer rank 0: no answer within 15 s", 16.0)
     assert run_virtually(ours.find_lost())[0] == "trainer rank 0: no answer within 10 s"
+
+
+def test_a_rank_that_was_silent_in_a_weight_update_is_lost_though_it_answers_pings() -> None:
+    async def run() -> None:
+        place = Place()
+        ours = ranks(place)
+        place.answers = lambda name: "hangs" if name == "snapshot" else (20_000,)
+        copying = ours.trainer.snapshot(is_checked=False, by_part=False)
+        with pytest.raises(WeightUpdateFailed, match=r"copying the weights: trainer: .* no answer within 15 s"):
+            await ask_one("copying the weights", "trainer", copying, 15.0)
+        assert await ours.find_lost() == "trainer rank 0, snapshot: no answer within 15 s"
+
+    run_virtually(run())
+
+
+def test_a_dead_rank_without_an_address_is_a_failure_of_the_trainer() -> None:
+    place = Place()
+    ours = ranks(place)
+    place.kill(place.made[0])
+    with pytest.raises(TrainerFailed, match="trainer rank 0: "):
+        run_virtually(ours.address())
 
 
 def test_a_rank_that_was_silent_in_a_call_is_lost_though_it_answers_pings_and_others_take_its_place() -> None:

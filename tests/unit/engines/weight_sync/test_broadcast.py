@@ -543,7 +543,7 @@ def test_silent_engine_is_unresponsive_and_the_update_is_restarted() -> None:
     error, seconds = failed_after(b, membership, trainer)
     assert isinstance(error, UpdateInterrupted)
     assert str(error) == "sending the weights: no answer from b within 240 s"
-    assert seconds == pytest.approx(240.0 + 10.0 + 1.0)  # its deadline, a last probe, its death
+    assert seconds == pytest.approx(242.0 + 10.0 + 1.0)  # its deadline, a last probe, its death
     assert [engine.url for engine in membership.present] == ["a"]
     assert a.num_probes == b.num_probes == 1
     assert trainer.told[-2:] == [
@@ -669,15 +669,15 @@ def test_no_engine_is_unresponsive_where_none_answers() -> None:
     a, b = Engine("a", probed=SILENT), Engine("b", step=hanging("one None"), probed=SILENT)
     error, seconds = failed_after(b, EngineMembership((a, b)), Trainer())
     assert not isinstance(error, UpdateInterrupted)
-    assert seconds == pytest.approx(240.0 + 30.0)
+    assert seconds == pytest.approx(242.0 + 30.0)
 
 
 @pytest.mark.parametrize(
     ("trainer", "seconds"),
     [
-        (nothing, 240.0 + 10.0 + 1.0),
-        (failing("abandon asyncrl-0", TrainerFailed("busy")), 240.0 + 30.0),
-        (hanging("abandon asyncrl-0"), 240.0 + 30.0),
+        (nothing, 242.0 + 10.0 + 1.0),
+        (failing("abandon asyncrl-0", TrainerFailed("busy")), 242.0 + 30.0),
+        (hanging("abandon asyncrl-0"), 242.0 + 30.0),
     ],
     ids=["given up", "the trainer refuses", "the trainer hangs"],
 )
