@@ -125,7 +125,12 @@ async def run_training(
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
     serving, logs_folder = ServingWeights(checked.start.weights), run_dir / LOGS_FOLDER
     saved = checked.run.checkpoint
-    quarantine, failed_rows = open_quarantine(checked.run.failures.max_row_failures, saved.save or run_dir, saved.load)
+    quarantine, failed_rows = open_quarantine(
+        checked.run.failures.max_row_failures,
+        saved.save or run_dir,
+        saved.load,
+        by_content=isinstance(checked.prompts, UserPrompts),
+    )
     health = RayHealth.of(ray)
     async with (
         checked.user_code.running(checked.run.episodes.plugin_processes, logs_folder) as user_processes,

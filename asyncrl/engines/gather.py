@@ -7,7 +7,6 @@ from asyncrl.errors import AsyncRLError, WeightUpdateFailed
 from asyncrl.event_loop import Deadline
 from asyncrl.task_groups import TaskGroup
 
-
 GRACE_S = 2.0
 """Seconds by which the deadline of all members is later than that of each.
 

@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 
 QUOTED = 300
 """Characters of a reason or a prompt that are kept, at most."""
+ANY_ROW = -1
+"""The number of all rows that are known by their content alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +42,19 @@ class Quarantine:
         most_failures: int = 0,
         rows: Iterable[FailedRow] = (),
         write: Callable[[FailedRow], None] = lambda row: None,
+        *,
+        by_content: bool = False,
     ) -> None:
-        """``rows`` are those of earlier runs.  ``write`` is called with every row that changes; 0 forgets all rows."""
+        """``rows`` are those of earlier runs.  ``write`` is called with every row that changes; 0 forgets all rows.
+
+        With ``by_content``, prompts of equal tokens and label are one row: a user's data source gives every prompt a
+        new number.
+        """
         self._most_failures = most_failures
-        self._rows = {(row.row, row.digest): row for row in rows if row.attempts} if most_failures else {}
-        self._numbers = {row.row for row in self._rows.values()}
+        self._by_content = by_content
+        known = [row for row in rows if row.attempts] if most_failures else []
+        self._rows = {(ANY_ROW if by_content else row.row, row.digest): row for row in known}
+        self._numbers = {row.row for row in known}
         self._write = write
         self._in_a_row = 0
 
@@ -60,56 +70,63 @@ class Quarantine:
         """
         if not self._most_failures or isinstance(error, SampleFailed | RewardKeyMissing):
             return False
-        before = self._rows.get(_key(prompt))
+        row, digest = key = self._key(prompt)
+        before = self._rows.get(key)
         attempts = 1 + (before.attempts if before else 0)
-        found = _failed_row(prompt, attempts, str(error), is_quarantined=attempts >= self._most_failures)
-        self._keep(found)
+        name = prompt.metadata.get("id")
+        found = FailedRow(
+            row=before.row if before else prompt.row if row == ANY_ROW else row,
+            digest=digest,
+            id=None if name is None else str(name)[:QUOTED],
+            text=prompt.text[:QUOTED],
+            attempts=attempts,
+            reason=str(error)[:QUOTED],
+            is_quarantined=attempts >= self._most_failures,
+        )
+        self._rows[key] = found
+        self._numbers.add(found.row)
+        self._write(found)
         if found.is_quarantined:
             logger.warning("row %d failed %d times and is left out from now on: %s", found.row, attempts, found.reason)
         return before is not None
 
     def succeeded(self, prompt: Prompt) -> None:
         """Forget the failures of a row, because its group was scored."""
-        if prompt.row in self._numbers and (known := self._rows.pop(_key(prompt), None)) is not None:
+        if self._may_be_known(prompt) and (known := self._rows.pop(self._key(prompt), None)) is not None:
             self._write(FailedRow(row=known.row, digest=known.digest))
+
+    def ends(self, prompt: Prompt) -> bool:
+        """Return whether the prompt must not go back to the user's data source, which would give it again."""
+        return self._by_content and self._is_quarantined(prompt)
 
     def leaves_out(self, prompt: Prompt) -> bool:
         """Return whether the prompt's row is in quarantine; called once with each prompt that is taken.
 
         Raises FailureBudgetSpent if all rows are: within two epochs, each row comes at most twice.
         """
-        known = self._rows.get(_key(prompt)) if prompt.row in self._numbers else None
-        if known is None or not known.is_quarantined:
+        if not self._is_quarantined(prompt):
             self._in_a_row = 0
             return False
         self._in_a_row += 1
         if self._in_a_row > 2 * len(self._rows):
+            known = self._rows[self._key(prompt)]
             raise FailureBudgetSpent(
                 f"all rows are in quarantine (max-row-failures {self._most_failures}); the last, row {known.row}: "
                 f"{known.reason}"
             )
         return True
 
-    def _keep(self, row: FailedRow) -> None:
-        self._rows[row.row, row.digest] = row
-        self._numbers.add(row.row)
-        self._write(row)
+    def _is_quarantined(self, prompt: Prompt) -> bool:
+        known = self._rows.get(self._key(prompt)) if self._may_be_known(prompt) else None
+        return known is not None and known.is_quarantined
 
+    def _may_be_known(self, prompt: Prompt) -> bool:
+        """Return quickly whether the prompt's row may have failed."""
+        return bool(self._rows) if self._by_content else prompt.row in self._numbers
 
-def _failed_row(prompt: Prompt, attempts: int, reason: str, *, is_quarantined: bool) -> FailedRow:
-    row, digest = _key(prompt)
-    name = prompt.metadata.get("id")
-    return FailedRow(
-        row=row,
-        digest=digest,
-        id=None if name is None else str(name)[:QUOTED],
-        text=prompt.text[:QUOTED],
-        attempts=attempts,
-        reason=reason[:QUOTED],
-        is_quarantined=is_quarantined,
-    )
-
-
-def _key(prompt: Prompt) -> tuple[int, str]:
-    tokens = ",".join(map(str, prompt.token_ids)).encode()
-    return prompt.row, hashlib.blake2b(tokens, digest_size=8).hexdigest()
+    def _key(self, prompt: Prompt) -> tuple[int, str]:
+        content = ",".join(map(str, prompt.token_ids))
+        if self._by_content:
+            content += f" {prompt.label!r}"
+        digest = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return ANY_ROW if self._by_content else prompt.row, digest

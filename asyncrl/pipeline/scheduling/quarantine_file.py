@@ -76,16 +76,19 @@ class QuarantineFile:
                 _append(self._path, lines)
 
 
-def open_quarantine(most_failures: int, folder: Path, earlier: Path | None) -> tuple[Quarantine, QuarantineFile]:
+def open_quarantine(
+    most_failures: int, folder: Path, earlier: Path | None, *, by_content: bool = False
+) -> tuple[Quarantine, QuarantineFile]:
     """Return the quarantine that is kept in a file in ``folder``, with the rows of earlier runs, and the file.
 
-    The rows in the folder ``earlier`` come first.  Raises ConfigError if a file cannot be read.
+    The rows in the folder ``earlier`` come first.  ``by_content``: see ``Quarantine``.  Raises ConfigError if a file
+    cannot be read.
     """
     folders = [folder] if earlier is None else [earlier, folder]
     rows = read_rows(each / QUARANTINE_FILE for each in folders) if most_failures else ()
     path = folder / QUARANTINE_FILE
     file = QuarantineFile(path)
-    quarantine = Quarantine(most_failures, rows, file.write)
+    quarantine = Quarantine(most_failures, rows, file.write, by_content=by_content)
     if quarantine.num_left_out:
         logger.warning("%d rows are left out, because they failed in earlier runs: %s", quarantine.num_left_out, path)
     return quarantine, file

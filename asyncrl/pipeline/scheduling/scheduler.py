@@ -419,7 +419,7 @@ class Scheduler:
             if self._quarantine.leaves_out(prompt):
                 self._accounts.leave_out()
                 self._recorder.left_out(prompt, self._prompt_queue)
-                self._is_taken_back(prompt, None, GroupOutcome.FAILED)
+                self._settle_failed(prompt)
                 return None
             dispatch = self._dispatch(GroupId(self._next_id))
             group = self._generation.begin(dispatch, prompt, weights, now)
@@ -510,11 +510,17 @@ class Scheduler:
 
     def _fail(self, group: GroupInFlight, error: AsyncRLError) -> None:
         self._leave(group, GroupOutcome.FAILED)
-        self._is_taken_back(group.prompt, None, GroupOutcome.FAILED)  # not started again, as it may fail again
         logger.warning("group %d failed: %s", group.group_id, error)
         logger.debug("where group %d failed", group.group_id, exc_info=error)
-        if not self._quarantine.failed(group.prompt, error):  # a row that fails again does not count again
+        was_known = self._quarantine.failed(group.prompt, error)
+        self._settle_failed(group.prompt)
+        if not was_known:  # a row that fails again does not count again
             self._streaks.failed(error)
+
+    def _settle_failed(self, prompt: Prompt) -> None:
+        """Return the prompt of a failed group to the observers; it is not started again, as it may fail again."""
+        if not self._quarantine.ends(prompt):
+            self._is_taken_back(prompt, None, GroupOutcome.FAILED)
 
     def _leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:
         """Drop a group in flight."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,7 +19,7 @@ from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
 from asyncrl.pipeline.scheduling.quarantine_file import QUARANTINE_FILE, QuarantineFile, open_quarantine, read_rows
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.rewards.values import reward_of
-from asyncrl.types import Prompt, Sample
+from asyncrl.types import Prompt, Sample, ScoredGroup
 from tests.unit.pipeline.harness import World, token_sum
 
 LIMIT = 3
@@ -45,6 +46,49 @@ def settled(world: World) -> int:
     counts = stats.groups
     held = counts.in_flight + counts.partial + counts.buffered + counts.training
     return counts.trained + counts.filtered + counts.failed + counts.quarantined + held + stats.returned
+
+
+def test_prompts_of_a_source_are_known_by_their_content(tmp_path: Path) -> None:
+    quarantine, file = open_quarantine(2, tmp_path, None, by_content=True)
+    assert not quarantine.failed(prompt(4), RewardFailed("no label"))
+    assert not quarantine.ends(prompt(9))
+    assert not quarantine.failed(prompt(5, (7,)), RewardFailed("no label"))
+    assert quarantine.failed(prompt(9), RewardFailed("no label"))
+    assert quarantine.leaves_out(prompt(12))
+    assert quarantine.ends(prompt(12))
+    assert not quarantine.leaves_out(replace(prompt(12), label="another"))
+    quarantine.succeeded(prompt(13, (7,)))
+    asyncio.run(file.flush())
+    again, _ = open_quarantine(2, tmp_path, None, by_content=True)
+    assert again.leaves_out(prompt(20))
+    assert not again.failed(prompt(21, (7,)), RewardFailed("no label"))
+    by_row, _ = open_quarantine(2, tmp_path, None)
+    assert not by_row.ends(prompt(4))
+
+
+def test_a_prompt_in_quarantine_goes_back_to_no_source() -> None:
+    """A source that gives failed prompts again would give it for ever."""
+    back = list[int]()
+
+    class Source:
+        def finished(self, group: ScoredGroup, reason: str | None, /) -> None:
+            pass
+
+        def returned(self, prompt: Prompt, group: ScoredGroup | None, outcome: str, /) -> bool:
+            back.append(prompt.row)
+            return False
+
+    world = World(
+        steps=12,
+        groups_per_step=4,
+        rows=10,
+        reward=bad(range(4, 5)),
+        quarantine=Quarantine(2, by_content=True),
+        observers=(Source(),),
+    )
+    world.run()
+    assert back == [4]
+    assert world.scheduler.stats().groups.quarantined > 0
 
 
 def test_a_resumed_run_gets_past_rows_that_always_fail() -> None:
