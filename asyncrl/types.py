@@ -81,6 +81,8 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] | None = None
     """The chat messages of a row, if ``text`` is their rendering and the run does not ask for it."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template for this prompt; they take precedence over the run's in every turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

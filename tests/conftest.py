@@ -6,6 +6,7 @@ others    all other files, the longest first; when they are done, those of ``LAS
 The other workers yield the cores to the first one, because some of its tests read the clock.
 """
 
+import atexit
 import gc
 import os
 from functools import cache
@@ -57,7 +58,9 @@ _has_yielded = False
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 gc.disable()  # until all tests are imported: a collection sees the objects of all modules before it
-if "PYTEST_XDIST_WORKER" in os.environ:  # some test of every worker imports it
+if "PYTEST_XDIST_WORKER" in os.environ:
+    atexit.register(os._exit, 0)  # last: a worker takes ten seconds to free its modules, one by one
+    # Some test of every worker imports this.
     with quick_imports():
         import_module("transformers.utils.import_utils")
 

@@ -22,6 +22,7 @@ class Made:
     label: JsonValue
     metadata: Mapping[str, Any]
     messages: tuple[Mapping[str, Any], ...] | None
+    template_variables: Mapping[str, Any]
 
     def prompt(self, row: int, epoch: int) -> Prompt:
         """Return the prompt as ``row`` of ``epoch``."""
@@ -33,6 +34,7 @@ class Made:
             label=self.label,
             metadata=self.metadata,
             messages=self.messages,
+            template_variables=self.template_variables,
         )
 
 
@@ -125,4 +127,5 @@ class PromptMaker:
             label=row.label,
             metadata=row.metadata,
             messages=tuple(row.prompt) if has_messages and isinstance(row.prompt, list) else None,
+            template_variables={} if self._key_settings == TRAINING_KEYS else self._variables,
         )

@@ -35,6 +35,7 @@ def tokeniser(
             label=new.label,
             metadata=dict(new.metadata),
             messages=None if isinstance(new.prompt, str) else tuple(dict(message) for message in new.prompt),
+            template_variables=dict(new.template_variables),
         )
         return None if max_tokens is not None and len(token_ids) > max_tokens else prompt
 
@@ -53,8 +54,6 @@ def _text(new: NewPrompt, tokenizer: TextTokenizer, variables: Mapping[str, Any]
 
 def _check_json(new: NewPrompt, row: int) -> None:
     try:
-        orjson.dumps([new.label, dict(new.metadata), new.prompt])
+        orjson.dumps([new.label, dict(new.metadata), new.prompt, dict(new.template_variables)])
     except TypeError as error:
-        raise HookFailed(
-            f"prompt {row}: prompt, label and metadata must be JSON values, because --save stores prompts: {error}"
-        ) from error
+        raise HookFailed(f"prompt {row}: its values must be those of JSON, which --save stores: {error}") from error

@@ -74,6 +74,11 @@ class _State:
     """Reward by conversation, as it was set."""
     numbers: "count[int]" = field(default_factory=lambda: count(1))
 
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """Variables of the chat template in every turn."""
+        return {**self.settings.template_variables, **self.call.start.prompt.template_variables}
+
 
 class Conversation:
     """The tokens that one agent of an episode has seen and written, in order."""
@@ -103,7 +108,7 @@ class Conversation:
         if not self._messages:
             return tuple(self._tokens)
         settings, tools = self._state.settings, self._state.tools or None
-        variables = settings.template_variables
+        variables = self._state.template_variables
         return (*self._tokens, *continuation_ids(settings.tokenizer, self._tokens, self._messages, tools, variables))
 
     async def generate(
@@ -269,7 +274,7 @@ class Episode(Conversation):
         if isinstance(start, str):
             token_ids = settings.tokenizer.encode(start)
         else:
-            token_ids = conversation_ids(settings.tokenizer, start, self.tools or None, settings.template_variables)
+            token_ids = conversation_ids(settings.tokenizer, start, self.tools or None, self._state.template_variables)
         return Conversation(self._state, next(self._state.numbers), token_ids)
 
     async def call(

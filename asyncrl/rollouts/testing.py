@@ -115,6 +115,7 @@ def play(
     answers: Sequence[str | Sequence[int]],
     label: JsonValue = None,
     metadata: Mapping[str, Any] | None = None,
+    template_variables: Mapping[str, Any] | None = None,
     tokenizer: ChatTokenizer | None = None,
     max_turns: int | None = None,
     max_new_tokens: int = 4096,
@@ -125,11 +126,12 @@ def play(
 ) -> Played:
     """Run an episode whose model gives ``answers``: texts, or token ids.  Raises what the function raises.
 
-    ``prompt`` is text, or messages that the chat template renders.  ``tokenizer``: ``load_tokenizer(checkpoint)`` of
-    ``asyncrl.data.tokenizer``; without it, every character is a token.
+    ``prompt`` is text, or messages that the chat template renders with ``template_variables``.  ``tokenizer``:
+    ``load_tokenizer(checkpoint)`` of ``asyncrl.data.tokenizer``; without it, every character is a token.
     """
     tokenizer = tokenizer or CharacterTokenizer()
-    text = prompt if isinstance(prompt, str) else tokenizer.render([dict(each) for each in prompt])
+    variables = template_variables or {}
+    text = prompt if isinstance(prompt, str) else tokenizer.render([dict(each) for each in prompt], variables=variables)
     start = EpisodeStart(
         name="played.0",
         prompt=Prompt(
@@ -140,6 +142,7 @@ def play(
             label=label,
             metadata=metadata or {},
             messages=None if isinstance(prompt, str) else tuple(prompt),
+            template_variables=variables,
         ),
         sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=max_new_tokens),
         index=0,

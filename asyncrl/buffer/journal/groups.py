@@ -104,6 +104,7 @@ class GroupWriter:
             "label": prompt.label,
             "metadata": dict(prompt.metadata),
             "messages": None if prompt.messages is None else [dict(each) for each in prompt.messages],
+            "variables": dict(prompt.template_variables) or None,
         }
         return _without_defaults(values)
 
@@ -239,6 +240,7 @@ def _prompt_of(values: Mapping[str, Any], columns: ColumnReader) -> Prompt:
         label=values.get("label"),
         metadata=values.get("metadata", {}),
         messages=None if messages is None else tuple(messages),
+        template_variables=values.get("variables", {}),
     )
 
 

@@ -109,9 +109,11 @@ def _storable_place(place: PromptPlace, note: NoteFn) -> PromptPlace:
     if prompt is None or is_storable(prompt):
         return place
     metadata, names = storable(prompt.metadata)
-    kept, more = storable({"label": prompt.label, "messages": prompt.messages})
+    others = {"label": prompt.label, "messages": prompt.messages, "template_variables": prompt.template_variables}
+    kept, more = storable(others)
     note(names + more)
-    return replace(place, prompt=replace(prompt, **{"label": None, "messages": None, "metadata": metadata} | kept))
+    without = {"label": None, "messages": None, "template_variables": {}, "metadata": metadata}
+    return replace(place, prompt=replace(prompt, **without | kept))
 
 
 def record_of(kind: Kind, body: memoryview) -> Record:

@@ -18,6 +18,7 @@ def new_sample(call: EpisodeCall) -> Sample:
         prompt=prompt.text if prompt.messages is None else copy.deepcopy(list(prompt.messages)),
         label=copy.deepcopy(prompt.label),
         metadata=copy.deepcopy(dict(prompt.metadata)),
+        apply_chat_template_kwargs=copy.deepcopy(dict(prompt.template_variables)),
         # A file that sends this as X-SMG-Routing-Key names its episode with it.
         session_id=call.address.key,
     )

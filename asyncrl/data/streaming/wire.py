@@ -46,15 +46,24 @@ class BlockPrompts:
 def pack(made: Made) -> bytes:
     """Pack a prompt into few bytes: token ids as 4-byte integers."""
     tokens = array("i", made.token_ids).tobytes()
-    return pickle.dumps((made.place, made.text, tokens, made.label, made.metadata, made.messages), protocol=5)
+    others = (made.label, made.metadata, made.messages, made.template_variables)
+    return pickle.dumps((made.place, made.text, tokens, *others), protocol=5)
 
 
 def unpack(packed: bytes) -> Made:
     """Return the prompt that ``pack`` packed."""
-    place, text, tokens, label, metadata, messages = pickle.loads(packed)
+    place, text, tokens, label, metadata, messages, variables = pickle.loads(packed)
     token_ids = array("i")
     token_ids.frombytes(tokens)
-    return Made(place=place, text=text, token_ids=tuple(token_ids), label=label, metadata=metadata, messages=messages)
+    return Made(
+        place=place,
+        text=text,
+        token_ids=tuple(token_ids),
+        label=label,
+        metadata=metadata,
+        messages=messages,
+        template_variables=variables,
+    )
 
 
 def framed(value: Any) -> bytes:

@@ -113,7 +113,9 @@ def _known(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prompt(found: Mapping[str, Any]) -> Prompt:
-    return Prompt(**{**_known(Prompt, found), "token_ids": tuple(found["token_ids"])})
+    messages = found.get("messages")
+    changed = {"token_ids": tuple(found["token_ids"]), "messages": None if messages is None else tuple(messages)}
+    return Prompt(**{**_known(Prompt, found), **changed})
 
 
 def _place(found: Any) -> tuple[int, int] | None:

@@ -44,7 +44,7 @@ async def count_tokens(parts: Parts, request: web.BaseRequest, body: Body) -> we
     episode = parts.episodes.find(request.headers)
     wanted = _chat_request(body, episode.session.start.sampling)
     async with episode.request():
-        variables = {**parts.template_variables, **wanted.variables}
+        variables = {**parts.template_variables, **episode.template_variables, **wanted.variables}
         chat = await episode.chats.chat(wanted.messages, wanted.tools or None, variables, wanted.suffix)
     return json_response({"input_tokens": len(chat.context.token_ids)})
 

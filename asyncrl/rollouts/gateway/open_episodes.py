@@ -48,6 +48,11 @@ class OpenEpisode:
         """A scope for each request in progress, with the id that its client gave it."""
         self._is_over = False
 
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """Variables of the chat template for this episode's prompt."""
+        return self.session.start.prompt.template_variables
+
     def request(self, request_id: str = "") -> "_Request":
         """Return a block that refuses requests after the end of the episode, and ends when the episode ends before it.
 

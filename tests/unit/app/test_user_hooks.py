@@ -208,7 +208,7 @@ def test_the_file_of_prompts_need_not_exist(tmp_path: Path) -> None:
         (
             "NotJson",
             ["--save", "saved"],
-            "prompt 0: prompt, label and metadata must be JSON values, because --save stores prompts",
+            "prompt 0: its values must be those of JSON, which --save stores: ",
         ),
         ("Empty", [], "prompt 0 has no tokens"),
         ("Messages", [], "a prompt must be text or a list of messages: "),

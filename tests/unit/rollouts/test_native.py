@@ -14,6 +14,7 @@ from asyncrl.errors import RewardFailed, ToolFailed, ToolTimeout
 from asyncrl.rollouts.native import Episode
 from asyncrl.rollouts.testing import Played, play
 from asyncrl.types import Reward
+from tests.unit.rollouts.chat_templates import QWEN3, TemplateTokenizer
 
 
 async def with_a_calculator(ep: Episode) -> None:
@@ -39,6 +40,24 @@ def test_an_episode_with_a_tool() -> None:
     assert found.loss_mask == (1,) * 16 + (0,) * len(between) + (1,) * 8
     assert found.reward == Reward(value=1.0)
     assert (played.end, played.metrics) == (EpisodeEnd.FINISHED, {"episodes/tool_calls": 1.0})
+
+
+def test_variables_of_the_prompt_are_those_of_every_turn() -> None:
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        ep.observe({"role": "user", "content": "And?"})
+        await ep.generate()
+        await ep.conversation([{"role": "user", "content": "Is it right?"}]).generate()
+
+    played = play(
+        episode,
+        prompt=[{"role": "user", "content": "2 + 3?"}],
+        answers=["5<|im_end|>", "5.<|im_end|>", "Yes.<|im_end|>"],
+        template_variables={"enable_thinking": False},
+        tokenizer=TemplateTokenizer(QWEN3),
+    )
+    assert len(played.seen) == 3
+    assert all(text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n") for text in played.seen)
 
 
 def test_a_tool_that_fails_ends_the_episode_without_training_it() -> None:

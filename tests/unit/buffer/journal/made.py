@@ -171,6 +171,7 @@ def prompts(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Prompt]:
         label=VALUES,
         metadata=METADATA,
         messages=st.none() | st.lists(METADATA, max_size=2).map(tuple),
+        template_variables=METADATA,
     )
 
 

@@ -1,6 +1,7 @@
 """Chats become recorded tokens and new ones: what the model wrote is never tokenised again unseen."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,22 @@ def test_a_chat_without_thinking_is_one_line(tmp_path: Path, template: str, end:
             assert outcome.trajectories[0].sample.text.count(end) == 5 + (template != GLM45) * 4
 
     run(test, World(tmp_path, template))
+
+
+def test_variables_of_the_prompt_are_those_of_every_request(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        client = world.episode(["It is 42.<|im_end|>"] * 3)
+        start = client.session.start
+        prompt = replace(start.prompt, template_variables={"enable_thinking": False})
+        client.session.start = replace(start, prompt=prompt)
+        await client.chat([QUESTION])
+        body = {"model": "tiny", "max_tokens": 16, "messages": [QUESTION]}
+        assert (await client.post("/v1/messages", body))[0] == 200
+        await client.chat([QUESTION], chat_template_kwargs={"enable_thinking": True})
+        ends = [client.seen(call).endswith("<think>\n\n</think>\n\n") for call in range(3)]
+        assert ends == [True, True, False]
+
+    run(test, World(tmp_path, QWEN3))
 
 
 def test_a_tool_loop_keeps_calls_as_the_model_wrote_them(tmp_path: Path) -> None:
