@@ -195,7 +195,6 @@ class DirectUpdates:
             return False, f"there is no group {group_name}: its update was given up"
         failure, received = None, 0
         try:
-            _check_is_in_use(group)
             _leave_others(groups, group_name)
             if load_format == "flattened_bucket":
                 self._receive_bucket(updater, Channel(group=group, main=group), names, dtypes, shapes)
@@ -398,20 +397,18 @@ def refused_by_any(names: Sequence[str], refused: set[str], ranks: Any) -> list[
     return [name for name, is_refused in zip(names, flags.tolist(), strict=True) if is_refused]
 
 
-def _check_is_in_use(group: Any) -> None:
-    """Raise RuntimeError if the command is a late one, of an update that was given up: a newer group may be there."""
-    from asyncrl.engines.weight_sync.group_abort import is_abandoned
-
-    if is_abandoned(group):
-        raise RuntimeError("the trainer has given this update up")
-
-
 def _leave_others(groups: dict[str, Any], present: str) -> None:
     """Leave all groups but ``present`` and the group of this rank's expert part below it.
 
-    They date from before an engine was lost or restarted.  They are of no use and hold GPU memory.
+    They date from before an engine was lost or restarted.  They are of no use and hold GPU memory.  Raises RuntimeError
+    if ``present`` is the older one: the command is late, and its update was given up.
     """
-    for name in [each for each in groups if each != present and (asked_parts(each) or (each,))[0] != present]:
+    from asyncrl.engines.weight_sync.group_abort import is_abandoned
+
+    others = [each for each in groups if each != present and (asked_parts(each) or (each,))[0] != present]
+    if others and is_abandoned(groups[present]):
+        raise RuntimeError("the trainer has given this update up")
+    for name in others:
         _leave(groups.pop(name))
 
 
