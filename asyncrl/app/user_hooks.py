@@ -1,6 +1,5 @@
 """The user's data source and the functions that are called once per step, as the settings name them."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -8,6 +7,7 @@ from typing import Any
 
 from asyncrl.compat import Sample, SlimeArgs
 from asyncrl.compat.batch_hooks import all_samples_from_slime
+from asyncrl.compat.slime_sample import sample_of
 from asyncrl.config.areas import HookConfig, RunConfig
 from asyncrl.data.prompts import EndlessPrompts, load_prompts
 from asyncrl.data.tokenizer import TextTokenizer
@@ -113,14 +113,7 @@ class PromptRows:
 
     def _group(self, prompt: Prompt) -> list[Sample]:
         # Without the tokens: a derived class may change the prompt.
-        return [
-            Sample(
-                prompt=prompt.text if prompt.messages is None else copy.deepcopy(list(prompt.messages)),
-                label=prompt.label,
-                metadata=copy.deepcopy(dict(prompt.metadata)),
-            )
-            for _ in range(self._run.rollout.n_samples_per_prompt)
-        ]
+        return [sample_of(prompt) for _ in range(self._run.rollout.n_samples_per_prompt)]
 
 
 def user_prompts(run: RunConfig, tokenizer: TextTokenizer, args: SlimeArgs) -> UserPrompts:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_sample import Sample, sample_of
 from asyncrl.compat.slime_types import SlimeArgs
 from asyncrl.errors import HookFailed
 from asyncrl.types import NewPrompt, Prompt, ScoredGroup
@@ -139,12 +139,9 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 def _sample(prompt: Prompt) -> Sample:
     """Return a sample of a prompt that a checkpoint stored."""
-    return Sample(
-        prompt=prompt.text if prompt.messages is None else copy.deepcopy(list(prompt.messages)),
-        label=prompt.label,
-        tokens=list(prompt.token_ids),
-        metadata=copy.deepcopy(dict(prompt.metadata)),
-    )
+    sample = sample_of(prompt)
+    sample.tokens = list(prompt.token_ids)
+    return sample
 
 
 def _reward(group: ScoredGroup, place: int) -> Any:

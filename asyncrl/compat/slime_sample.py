@@ -1,9 +1,12 @@
 """slime's ``Sample``: the object that functions of slime's shape receive and return."""
 
+import copy
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from asyncrl.types import Prompt
 
 
 class SlimeStatus(enum.Enum):
@@ -197,3 +200,13 @@ def _checked_logprobs(ids: list[int], logprobs: list[Any] | None, trainable: boo
             raise ValueError("tokens with trainable=False must have no log_probs")
         return [0.0] * len(ids)
     return None if logprobs is None else [float(each) for each in logprobs]
+
+
+def sample_of(prompt: Prompt) -> Sample:
+    """Return a pending sample of a prompt, without tokens, and with copies of all that a function may change."""
+    return Sample(
+        prompt=prompt.text if prompt.messages is None else copy.deepcopy(list(prompt.messages)),
+        label=copy.deepcopy(prompt.label),
+        metadata=copy.deepcopy(dict(prompt.metadata)),
+        apply_chat_template_kwargs=copy.deepcopy(dict(prompt.template_variables)),
+    )

@@ -64,7 +64,7 @@ def loss_mask_by_message(
             behind = tokenizer.rendered([PROBE, PROBE], None, prompts=False).removeprefix(base)
             piece = tokenizer.rendered([*group, PROBE], tools, prompts=False).removesuffix(behind)
         else:
-            piece = _behind(base, tokenizer.rendered([PROBE, *group], None, prompts=False), group)
+            piece = _rest(base, tokenizer.rendered([PROBE, *group], None, prompts=False), group)
         if _is_trained(group[0]):
             spans.append((len(text) + _shared(piece, header), len(text) + len(piece)))
         text += piece
@@ -150,7 +150,7 @@ def _together(messages: Sequence[Message]) -> list[list[Message]]:
     return found
 
 
-def _behind(base: str, text: str, messages: Sequence[Message]) -> str:
+def _rest(base: str, text: str, messages: Sequence[Message]) -> str:
     """Return what a chat has behind the rendering of its first message."""
     if not text.startswith(base):
         what = f"a message of role {messages[0].get('role')!r} elsewhere than behind the message before"

@@ -127,5 +127,6 @@ class PromptMaker:
             label=row.label,
             metadata=row.metadata,
             messages=tuple(row.prompt) if has_messages and isinstance(row.prompt, list) else None,
+            # Those of training are the run's, which every turn has anyway; a held-out set may have others.
             template_variables={} if self._key_settings == TRAINING_KEYS else self._variables,
         )

@@ -64,7 +64,7 @@ def row_of(
     return Row(prompt=prompt, label=label, metadata=metadata, tools=tools)
 
 
-def tools_of(metadata: Mapping[str, Any]) -> list[Any] | None:
+def tools_in(metadata: Mapping[str, Any]) -> list[Any] | None:
     """Return the tools in a prompt's metadata, as ``row_of`` puts them there; None without a list of them."""
     tools = metadata.get("tools")
     return tools if isinstance(tools, list) else None

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from asyncrl.data.rows import tools_of
+from asyncrl.data.rows import tools_in
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.errors import DataError, HookFailed
 from asyncrl.types import NewPrompt, Prompt
@@ -47,7 +47,7 @@ def _text(new: NewPrompt, tokenizer: TextTokenizer, variables: Mapping[str, Any]
         return new.prompt
     try:
         messages = [dict(message) for message in new.prompt]
-        return tokenizer.render(messages, tools_of(new.metadata), {**variables, **new.template_variables})
+        return tokenizer.render(messages, tools_in(new.metadata), {**variables, **new.template_variables})
     except (DataError, TypeError, ValueError) as error:
         raise HookFailed(f"a prompt must be text or a list of messages: {error}") from error
 

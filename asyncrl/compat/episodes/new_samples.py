@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_sample import Sample, sample_of
 from asyncrl.compat.slime_types import SlimeArgs
 from asyncrl.episodes import EpisodeStart
 from asyncrl.rollouts.interfaces import EpisodeCall
@@ -11,17 +11,10 @@ from asyncrl.rollouts.interfaces import EpisodeCall
 
 def new_sample(call: EpisodeCall) -> Sample:
     """Return the sample of an episode: pending, with the prompt and without tokens."""
-    start, prompt = call.start, call.start.prompt
-    return Sample(
-        group_index=group_index_of(start),
-        index=index_of(start),
-        prompt=prompt.text if prompt.messages is None else copy.deepcopy(list(prompt.messages)),
-        label=copy.deepcopy(prompt.label),
-        metadata=copy.deepcopy(dict(prompt.metadata)),
-        apply_chat_template_kwargs=copy.deepcopy(dict(prompt.template_variables)),
-        # A file that sends this as X-SMG-Routing-Key names its episode with it.
-        session_id=call.address.key,
-    )
+    start, sample = call.start, sample_of(call.start.prompt)
+    sample.group_index, sample.index = group_index_of(start), index_of(start)
+    sample.session_id = call.address.key  # a file that sends it as X-SMG-Routing-Key names its episode with it
+    return sample
 
 
 def group_index_of(start: EpisodeStart) -> int:

@@ -155,9 +155,9 @@ class PausedRound[E: Pausable]:
             self._is_mixed = True
             stood_still = await receive()
             self._is_mixed = False
-            resumed = await self._tell(engines, _resume)
+            resumed = await self._send(engines, _resume)
             await self._leave_out_silent(resumed)
-            resumed.check("resuming")
+            resumed.raise_first("resuming")
         self._num_repeats = 0
         self._membership.mark_synced(engines, since)
         pause_s = clock() - (paused if stood_still is None else stood_still)
@@ -246,55 +246,54 @@ class PausedRound[E: Pausable]:
             await engine.pause(self._pause_mode)
             answered.append(asyncio.get_running_loop().time())
 
-        paused = await self._tell(engines, pause)
+        paused = await self._send(engines, pause)
         if paused.has_failed:
-            commands = [paused] if self._is_mixed else [paused, await self._tell(engines, _resume)]
+            commands = [paused] if self._is_mixed else [paused, await self._send(engines, _resume)]
             await self._leave_out_silent(*commands)
-        paused.check("pausing")
+        paused.raise_first("pausing")
         return min(answered)
 
-    async def _tell(self, engines: Sequence[Pausable], command: Callable[[Any], Awaitable[None]]) -> "Told":
+    async def _send(self, engines: Sequence[Pausable], command: Callable[[Any], Awaitable[None]]) -> "Answers":
         """Give a command to all engines, and return once all have answered or the time is over.
 
         No failure cancels the commands to other engines: one that is on its way is carried out all the same.
         """
-        told = Told(engines=tuple(engine.url for engine in engines), limit_s=self._timeout_s)
+        answers = Answers(engines=tuple(engine.url for engine in engines), limit_s=self._timeout_s)
         deadline = Deadline(self._timeout_s)
 
-        async def tell(engine: Pausable) -> None:
+        async def send(engine: Pausable) -> None:
             try:
                 await command(engine)
             except AsyncRLError as error:
-                if not told.errors:
+                if not answers.errors:
                     deadline.give(min(SETTLE_S, self._timeout_s))
-                told.errors[engine.url] = error
+                answers.errors[engine.url] = error
             else:
-                told.done.add(engine.url)
+                answers.done.add(engine.url)
 
         try:
             with plainly():
                 async with deadline, TaskGroup() as tasks:
                     for engine in engines:
-                        tasks.create_task(tell(engine), name=f"tell {engine.url}")
+                        tasks.create_task(send(engine), name=f"command to {engine.url}")
         except TimeoutError:
             if not deadline.expired():
                 raise
-        return told
+        return answers
 
-    async def _leave_out_silent(self, *commands: "Told") -> None:
+    async def _leave_out_silent(self, *commands: "Answers") -> None:
         """Have engines ended that did not answer a command.
 
         It may reach them much later: they would generate while their weights change, or stand still for ever.  Silence
         is no evidence against an engine if none of several answers, unless the update is about to start again.
         """
-        silent = {url for told in commands for url in told.silent}
-        told = commands[0].engines
-        if silent and (self.is_outdated or len(told) == 1 or silent < set(told)):
-            await self.leave_out(dict.fromkeys(sorted(silent), "does not answer a command to pause or to resume"))
+        counting = [answers for answers in commands if self.is_outdated or answers.are_evidence]
+        silent = sorted({url for answers in counting for url in answers.silent})
+        await self.leave_out(dict.fromkeys(silent, "does not answer a command to pause or to resume"))
 
 
 @dataclass(slots=True)
-class Told:
+class Answers:
     """The answers of engines to a command."""
 
     engines: tuple[str, ...]
@@ -310,11 +309,16 @@ class Told:
         return [url for url in self.engines if url in late or not (url in self.done or url in self.errors)]
 
     @property
+    def are_evidence(self) -> bool:
+        """Whether silence speaks against an engine: another one was not silent, or there is no other."""
+        return len(self.engines) == 1 or len(self.silent) < len(self.engines)
+
+    @property
     def has_failed(self) -> bool:
         """Whether an engine has not done it."""
         return len(self.done) < len(self.engines)
 
-    def check(self, doing: str) -> None:
+    def raise_first(self, doing: str) -> None:
         """Raise WeightUpdateFailed with the first error, or the engines that did not answer."""
         for url, error in self.errors.items():
             raise WeightUpdateFailed(f"{doing}: {url}: {error}") from error

@@ -70,12 +70,12 @@ class Quarantine:
         """
         if not self._most_failures or isinstance(error, SampleFailed | RewardKeyMissing):
             return False
-        row, digest = key = self._key(prompt)
+        _, digest = key = self._key(prompt)
         before = self._rows.get(key)
         attempts = 1 + (before.attempts if before else 0)
         name = prompt.metadata.get("id")
         found = FailedRow(
-            row=before.row if before else prompt.row if row == ANY_ROW else row,
+            row=before.row if before else prompt.row,
             digest=digest,
             id=None if name is None else str(name)[:QUOTED],
             text=prompt.text[:QUOTED],
@@ -95,7 +95,7 @@ class Quarantine:
         if self._may_be_known(prompt) and (known := self._rows.pop(self._key(prompt), None)) is not None:
             self._write(FailedRow(row=known.row, digest=known.digest))
 
-    def ends(self, prompt: Prompt) -> bool:
+    def withholds(self, prompt: Prompt) -> bool:
         """Return whether the prompt must not go back to the user's data source, which would give it again."""
         return self._by_content and self._is_quarantined(prompt)
 

@@ -419,7 +419,7 @@ class Scheduler:
             if self._quarantine.leaves_out(prompt):
                 self._accounts.leave_out()
                 self._recorder.left_out(prompt, self._prompt_queue)
-                self._settle_failed(prompt)
+                self._give_back_failed(prompt)
                 return None
             dispatch = self._dispatch(GroupId(self._next_id))
             group = self._generation.begin(dispatch, prompt, weights, now)
@@ -513,13 +513,13 @@ class Scheduler:
         logger.warning("group %d failed: %s", group.group_id, error)
         logger.debug("where group %d failed", group.group_id, exc_info=error)
         was_known = self._quarantine.failed(group.prompt, error)
-        self._settle_failed(group.prompt)
+        self._give_back_failed(group.prompt)
         if not was_known:  # a row that fails again does not count again
             self._streaks.failed(error)
 
-    def _settle_failed(self, prompt: Prompt) -> None:
+    def _give_back_failed(self, prompt: Prompt) -> None:
         """Return the prompt of a failed group to the observers; it is not started again, as it may fail again."""
-        if not self._quarantine.ends(prompt):
+        if not self._quarantine.withholds(prompt):
             self._is_taken_back(prompt, None, GroupOutcome.FAILED)
 
     def _leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:

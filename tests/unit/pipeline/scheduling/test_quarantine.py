@@ -51,11 +51,11 @@ def settled(world: World) -> int:
 def test_prompts_of_a_source_are_known_by_their_content(tmp_path: Path) -> None:
     quarantine, file = open_quarantine(2, tmp_path, None, by_content=True)
     assert not quarantine.failed(prompt(4), RewardFailed("no label"))
-    assert not quarantine.ends(prompt(9))
+    assert not quarantine.withholds(prompt(9))
     assert not quarantine.failed(prompt(5, (7,)), RewardFailed("no label"))
     assert quarantine.failed(prompt(9), RewardFailed("no label"))
     assert quarantine.leaves_out(prompt(12))
-    assert quarantine.ends(prompt(12))
+    assert quarantine.withholds(prompt(12))
     assert not quarantine.leaves_out(replace(prompt(12), label="another"))
     quarantine.succeeded(prompt(13, (7,)))
     asyncio.run(file.flush())
@@ -63,7 +63,7 @@ def test_prompts_of_a_source_are_known_by_their_content(tmp_path: Path) -> None:
     assert again.leaves_out(prompt(20))
     assert not again.failed(prompt(21, (7,)), RewardFailed("no label"))
     by_row, _ = open_quarantine(2, tmp_path, None)
-    assert not by_row.ends(prompt(4))
+    assert not by_row.withholds(prompt(4))
 
 
 def test_a_prompt_in_quarantine_goes_back_to_no_source() -> None:
