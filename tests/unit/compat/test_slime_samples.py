@@ -10,6 +10,7 @@ import pytest
 
 from asyncrl.buffer import masked_until
 from asyncrl.compat import Sample, SlimeArgs
+from asyncrl.compat.slime_sample import sample_of
 from asyncrl.compat.slime_views import _VIEWS, group_to_slime, to_slime
 from asyncrl.types import FinishReason, GroupId, Prompt, ScoredGroup, Span, Weights
 from asyncrl.types import Sample as OurSample
@@ -123,3 +124,22 @@ def test_resumed_groups_name_the_step_of_their_first_generation(resumed_at: int,
 def test_a_reward_sees_the_step_as_well() -> None:
     prompt = Prompt(row=0, epoch=0, text="", token_ids=(1,), label=None)
     assert to_slime(prompt, resumed(0, 1), None, (1, 1)).metadata == {"start_rollout_id": 6}
+
+
+def test_a_sample_of_a_prompt_has_copies_of_what_it_shows() -> None:
+    prompt = Prompt(
+        row=0,
+        epoch=0,
+        text="Hi",
+        token_ids=(1,),
+        label=["a"],
+        metadata={"x": [1]},
+        messages=({"role": "user", "content": "Hi"},),
+        template_variables={"enable_thinking": False},
+    )
+    sample = sample_of(prompt)
+    assert (sample.prompt, sample.label) == ([{"role": "user", "content": "Hi"}], ["a"])
+    assert (sample.metadata, sample.apply_chat_template_kwargs) == ({"x": [1]}, {"enable_thinking": False})
+    sample.metadata["x"].append(2)
+    sample.label.append("b")
+    assert (prompt.metadata, prompt.label) == ({"x": [1]}, ["a"])

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from asyncrl.config import DataConfig
 from asyncrl.data import load_held_out, load_prompts
 from asyncrl.data.files import open_files
-from asyncrl.data.raw_rows import PromptFile
+from asyncrl.data.making import Made, PromptMaker
+from asyncrl.data.raw_rows import PromptFile, RawRow
+from asyncrl.data.rows import HELD_OUT_KEYS, TRAINING_KEYS
 from asyncrl.errors import DataError
 from asyncrl.types import Prompt
 from tests.unit.data.prompt_files import config, jsonl, numbered_rows, stream, take
@@ -279,6 +281,15 @@ def test_tools_and_variables_reach_the_template_and_the_metadata(tmp_path: Path)
         {"tools": [{"function": {"name": "look"}}]},
         {},
     ]
+
+
+@pytest.mark.parametrize(("keys", "kept"), [(HELD_OUT_KEYS, {"thinking": "no"}), (TRAINING_KEYS, {})])
+def test_held_out_prompts_keep_their_variables_for_later_turns(tmp_path: Path, keys: str, kept: dict[str, str]) -> None:
+    data = config(tmp_path / "a.jsonl", apply_chat_template=True, apply_chat_template_kwargs='{"thinking": "no"}')
+    maker = PromptMaker(data, tokenizer(tmp_path, WITH_TOOLS), key_settings=keys)
+    (made,) = maker.made([RawRow(place=0, line=1, found={"question": "one", "answer": 1})])
+    assert isinstance(made, Made)
+    assert made.prompt(0, 0).template_variables == kept
 
 
 def test_keys_of_other_rows_are_in_no_message_and_no_tool_of_parquet(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import batched
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.engines.fake import FakeCheckpoints
+from asyncrl.pipeline.scheduling import run_state
 from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.types import Prompt, Sample, ScoredGroup
@@ -38,6 +40,20 @@ def stored(found: dict[str, Any]) -> RunState:
 
 def taken(state: RunState, rows: int) -> set[Which]:
     return {divmod(position, rows) for position in range(state.prompts_taken)}
+
+
+def test_a_stored_prompt_comes_back_equal() -> None:
+    prompt = Prompt(
+        row=3,
+        epoch=1,
+        text="Hi",
+        token_ids=(1, 2),
+        label="a",
+        metadata={"x": [1]},
+        messages=({"role": "user", "content": "Hi"},),
+        template_variables={"enable_thinking": False},
+    )
+    assert run_state._prompt(orjson.loads(orjson.dumps(asdict(prompt)))) == prompt  # noqa: SLF001
 
 
 def test_a_checkpoint_follows_every_nth_step_and_the_last() -> None:

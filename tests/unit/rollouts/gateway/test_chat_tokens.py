@@ -68,6 +68,8 @@ def test_variables_of_the_prompt_are_those_of_every_request(tmp_path: Path) -> N
         await client.chat([QUESTION])
         body = {"model": "tiny", "max_tokens": 16, "messages": [QUESTION]}
         assert (await client.post("/v1/messages", body))[0] == 200
+        counted = await client.post("/v1/messages/count_tokens", body)
+        assert counted == (200, {"input_tokens": len(client.turns.asked[1][0])})
         await client.chat([QUESTION], chat_template_kwargs={"enable_thinking": True})
         ends = [client.seen(call).endswith("<think>\n\n</think>\n\n") for call in range(3)]
         assert ends == [True, True, False]
