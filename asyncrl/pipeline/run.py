@@ -464,9 +464,12 @@ class _Run:
     # ---- weights
 
     def _publish_is_due(self, step: int) -> bool:
-        last, interval = step == self._plan.num_steps - 1, self._plan.update_weights_interval
-        wanted = self._plan.eval_interval is not None and self._parts.evaluator is not None
-        return interval is not None and ((step + 1) % interval == 0 or (last and wanted))
+        interval, is_last = self._plan.update_weights_interval, step == self._plan.num_steps - 1
+        if interval is None:
+            return False
+        if is_last and self._plan.eval_interval is not None and self._parts.evaluator is not None:
+            return True
+        return (step + 1) % interval == 0 or (not is_last and self._parts.scheduler.needs_newer_weights)
 
     async def _begin_to_publish(self, step: int) -> float | None:
         """Start to publish the weights if that is due; return the seconds that the trainer waited, or None."""

@@ -266,6 +266,14 @@ class Scheduler:
         """Record that an evaluation of ``weights`` has ended."""
         self._recorder.evaluated(weights)
 
+    @property
+    def needs_newer_weights(self) -> bool:
+        """Whether no group may start, because a killed run started one under newer weights than the engines serve.
+
+        The deadline of a new group would precede that of the older one.
+        """
+        return not self._to_train_again and self._serving.now.step < self._starts_from
+
     def look_again(self) -> None:
         """Check admission again after a change outside the scheduler: newer weights, or a free slot."""
         self._moved.set()
@@ -382,8 +390,8 @@ class Scheduler:
                 return
 
     def _may_start(self) -> bool:
-        if self._to_train_again or self._serving.now.step < self._starts_from:
-            return False  # a deadline would precede that of a group which a killed run started under newer weights
+        if self._to_train_again or self.needs_newer_weights:
+            return False
         has_room = self._slots.free > 0 and (bool(self._parked) or self._generation.has_room)
         return has_room and not self._is_held() and may_start(self._admission_state(), self._limits)
 

@@ -111,11 +111,14 @@ class Life:
         self.finished: dict[GroupId, ScoredGroup] = {}
         """Groups whose content is on the disk."""
 
-    def part(self, kill_at: float | None, torn: float = 0.0) -> World:
-        """Run until ``kill_at``, and read checkpoint and journal as the next start does."""
+    def part(self, kill_at: float | None, torn: float = 0.0, rejoin_at: float | None = None) -> World:
+        """Run until ``kill_at``, and read checkpoint and journal as the next start does.
+
+        Engines that were lost come back at ``rejoin_at``.
+        """
         journal, checkpoints = SlowJournal(), FakeCheckpoints(self.writing_s)
         world = World(**self.plan, checkpoints=checkpoints, recovery=self.recovered, journal=journal)
-        now = run_virtually(until(world, kill_at))[1]
+        now = run_virtually(until(world, kill_at, rejoin_at))[1]
         self._check(world)
         if (found := checkpoints.found(now)) is not None:
             self.checkpoint = RunState.from_json(orjson.loads(orjson.dumps(found)))
@@ -193,7 +196,9 @@ def parts(grown: Sequence[Grown]) -> dict[int, tuple[int, ...]]:
     return found
 
 
-async def until(world: World, kill_at: float | None) -> None:
+async def until(world: World, kill_at: float | None, rejoin_at: float | None) -> None:
+    if rejoin_at is not None:
+        asyncio.get_running_loop().call_later(rejoin_at, lambda: world.updater.rejoined.set())
     try:
         async with asyncio.timeout(kill_at):
             await world.main()
@@ -261,6 +266,21 @@ def test_finished_groups_are_trained_and_groups_in_flight_start_again_with_their
     stats = last.facts[-1].scheduler
     assert stats.groups.admitted == stats.groups.trained + stats.groups.stale == 16 + stats.groups.stale
     assert stats.tokens.lost > 0
+
+
+def test_groups_start_again_although_a_restarted_engine_had_newer_weights_before_the_kill(tmp_path: Path) -> None:
+    plan: dict[str, Any] = {"steps": 4, "staleness": 2, "interval": 3, "groups_per_step": 1, "watchdog_s": 20.0}
+    plan["lengths"] = lambda request: 300 if request.request_id.startswith(("g1.", "g2.")) else 8
+    life = Life(tmp_path, plan)
+    life.part(1.85, rejoin_at=1.5)
+    assert life.recovered is not None
+    restored = life.recovered.restored
+    assert [batch.step for batch in restored.batches] == [0]
+    assert [(group.group_id, group.dispatched.step) for group in restored.buffered] == [(3, 1)]
+    assert [each.group_id for each in restored.in_flight] == [1, 2]
+    last = life.part(None)
+    assert sorted(ids for batch in last.trained_ids for ids in batch) == [0, 1, 2, 3]
+    assert [weights.step for weights in last.updater.published] == [1, 3]
 
 
 def test_a_journal_that_does_not_fit_is_named_and_not_used(tmp_path: Path) -> None:
