@@ -196,7 +196,7 @@ def parts(grown: Sequence[Grown]) -> dict[int, tuple[int, ...]]:
     return found
 
 
-async def until(world: World, kill_at: float | None, rejoin_at: float | None) -> None:
+async def until(world: World, kill_at: float | None, rejoin_at: float | None = None) -> None:
     if rejoin_at is not None:
         asyncio.get_running_loop().call_later(rejoin_at, lambda: world.updater.rejoined.set())
     try:
