@@ -57,8 +57,11 @@ _KEYED_LAUNCH = (sys.executable, "-m", "asyncrl.engines.sglang.keyed_launch")
 _EXPERT_PARALLEL = ("ep-size", "expert-parallel-size", "ep")
 """The names of SGLang's flag for expert parallelism."""
 
-SHARED_FLAGS: dict[str, str | bool] = {"enable-memory-saver": True}
-"""Extra flags of a server that time-shares its GPUs with the trainer and releases their memory."""
+SHARED_FLAGS: dict[str, str | bool] = {"enable-memory-saver": True, "enable-draft-weights-cpu-backup": True}
+"""Extra flags of a server that time-shares its GPUs with the trainer and releases their memory.
+
+No weight update sends a draft model, so SGLang must keep a copy of it.  Without one the second flag does nothing.
+"""
 
 SHARED_ENVIRONMENT = {
     SAVES_GRAPHS: "true",

@@ -116,6 +116,7 @@ class GatherDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
 
     _order: RowOrder
     """This rank's tokens by expert, of all ranks."""
+    _probs_dtype: torch.dtype
     _received: RowOrder | None = None
     """The received rows by expert of this rank; None with one expert."""
     _ends: Tensor
@@ -130,7 +131,9 @@ class GatherDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Permute the tokens by expert, and prepare the exchange."""
-        self.hidden_shape, self.probs, self.routing_map = hidden_states.shape, probs, routing_map
+        # Invariant: no tensor with a graph stays here, as Megatron's ``probs`` would.  Its graph holds the activations
+        # of a pass that ran out of memory, and the repeated pass needs that memory.
+        self.hidden_shape, self._probs_dtype = hidden_states.shape, probs.dtype
         self._order = order_of(routing_map, self.config.moe_router_topk)
         if self.exchanges:
             counts = self.preprocess(routing_map)
@@ -178,7 +181,7 @@ class GatherDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
         if self.tp_size > 1:
             # As Megatron does: parts of one expert on several ranks are added in the router's dtype, float32.
             hidden_states = reduce_scatter_to_sequence_parallel_region(
-                hidden_states.to(self.probs.dtype), group=self.tp_group, input_split_sizes=self._tensor_splits()
+                hidden_states.to(self._probs_dtype), group=self.tp_group, input_split_sizes=self._tensor_splits()
             ).to(hidden_states.dtype)
         return hidden_states
 

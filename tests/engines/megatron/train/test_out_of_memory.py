@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from asyncrl.engines.megatron import TrainerSettings
 from asyncrl.engines.megatron.setup import less_memory
+from asyncrl.engines.megatron.train.learner import Learner
 from asyncrl.errors import TrainerOutOfMemory
 from asyncrl.types import TrainReport
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
@@ -91,6 +93,35 @@ def test_the_first_pass_of_a_run_may_be_repeated(checkpoint: Path, max_tokens: i
         for name, weight in expected.items():
             torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
         expected = found
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_repeated_pass_has_the_memory_of_the_failed_one(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    watched: Any = StorageWeakRef  # torch does not type it
+    outputs: list[Any] = []
+    alive_then: list[int] = []
+
+    def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        tensors = output if isinstance(output, tuple) else (output,)
+        outputs.extend(watched(each.untyped_storage()) for each in tensors if getattr(each, "requires_grad", False))
+
+    def undo(self: Learner, *given: Any, **options: Any) -> None:
+        usual(self, *given, **options)
+        alive_then.append(sum(not each.expired() for each in outputs))
+
+    usual = Learner._undo  # noqa: SLF001
+    monkeypatch.setattr(Learner, "_undo", undo)
+    changes: dict[str, Any] = {"num_steps_per_rollout": 1, "kl_coef": 0.0, "use_rollout_logprobs": True}
+    with one_rank(settings(checkpoint, max_tokens_per_gpu=1000, **changes)) as rank:
+        for module in rank._model.decoder.modules():  # noqa: SLF001
+            module.register_forward_hook(note)
+        with Shortage(rank, place=place, first=0) as short:
+            rank.train(random_batch())
+    assert short.was_met
+    assert len(outputs) > 20
+    assert alive_then == [0]
 
 
 def test_memory_that_runs_out_twice_ends_the_step(checkpoint: Path) -> None:

@@ -134,6 +134,7 @@ def test_a_server_on_shared_gpus_is_told_which_and_gives_memory_back() -> None:
     assert shared.environment["CUDA_VISIBLE_DEVICES"] == "5,2"
     assert shared.environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"
     assert "--enable-memory-saver" in shared.arguments
+    assert "--enable-draft-weights-cpu-backup" in shared.arguments
     direct = without_proxy("127.0.0.1", "localhost")
     assert command("cuda", None).environment == SERVER_ENVIRONMENT | loopback_variables("127.0.0.1") | direct
     assert "--enable-memory-saver" not in command("cuda", None).arguments
