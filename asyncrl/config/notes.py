@@ -75,6 +75,11 @@ def _settings(run: RunConfig) -> list[str]:
             f"micro-batch-size {run.train.micro_batch_size} has no effect: use-dynamic-batch-size fills microbatches "
             f"up to max-tokens-per-gpu {run.train.max_tokens_per_gpu}"
         )
+    if run.rollout.partial_rollout and run.rollout.staleness == 0:
+        lines.append(
+            "partial-rollout has little effect with max-staleness 0: tokens from before an update are masked, where "
+            "slime trains them"
+        )
     if run.cluster.colocate and run.cluster.rollout_num_gpus is not None:
         lines.append(
             f"rollout-num-gpus {run.cluster.rollout_num_gpus} has no effect: with colocate the engines have the "

@@ -18,6 +18,7 @@ _DATA: Sequence[Rows] = (
 _ROLLOUT: Sequence[Rows] = (
     differs("default: 1,024 tokens, slime has none", "rollout-max-response-len"),
     differs("limits the groups in flight; slime starts this many at a time", "over-sampling-batch-size"),
+    differs("masks resumed tokens older than max-staleness; slime trains all of them", "partial-rollout"),
     differs("picks from finished groups; slime's buffer has unfinished ones", "buffer-filter-path"),
     true_anyway(
         "the rollout loop is fixed",

@@ -112,6 +112,12 @@ def test_colocate_implies_synchronous_training_and_leaves_the_engines_gpus_to_th
     assert load(tmp_path, "--colocate", "--max-staleness", "0").notes == ()
 
 
+def test_partial_rollouts_without_staleness_train_only_new_tokens_and_a_note_says_so(tmp_path: Path) -> None:
+    (note,) = load(tmp_path, "--partial-rollout", "--max-staleness", "0").notes
+    assert note.startswith("partial-rollout has little effect with max-staleness 0: ")
+    assert load(tmp_path, "--partial-rollout", "--max-staleness", "1").notes == ()
+
+
 def test_micro_batches_filled_by_tokens_ignore_their_number_of_samples_with_a_note(tmp_path: Path) -> None:
     words = "--micro-batch-size 1 --use-dynamic-batch-size --max-tokens-per-gpu 4608"
     run = load(tmp_path, *words.split())
