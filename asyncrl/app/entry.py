@@ -244,7 +244,8 @@ def _interruption(run: RunConfig, done: int, signal: str) -> str:
         return f"{said}; there is no checkpoint of it"
     lost = done - int(newest.name.rpartition("_")[2]) if newest.name.startswith("iter_") else 0
     without = f", without the last {'step' if lost == 1 else f'{lost} steps'}" if lost > 0 else ""
-    return f"{said}; the newest checkpoint is {newest}{without}; to resume, repeat the command with --load {folder}"
+    again = "" if run.checkpoint.load == folder else f" with --load {folder}"
+    return f"{said}; the newest checkpoint is {newest}{without}; to resume, repeat the command{again}"
 
 
 async def _run_in_session(

@@ -35,7 +35,7 @@ def test_the_first_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = load_run(words[words.index("train_async.py") + 1 :])
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
     source = load_prompts(run.data, tokenizer)
-    assert sorted(str(source.take().label) for _ in range(len(source))) == ["15", "474"]
+    assert sorted(str(source.take().label) for _ in range(len(source))) == ["215", "474"]
     wrong = load_run([*words[words.index("train_async.py") + 1 :], "--input-key", "problem"])
     with pytest.raises(DataError, match=r"problems.jsonl:1: .*problem.* is missing; the row has: question, answer, m"):
         load_prompts(wrong.data, tokenizer)

@@ -77,6 +77,15 @@ def test_the_program_of_your_data_writes_files_that_a_run_reads(folder: Path) ->
     assert line in str(raised.value)
 
 
+def test_the_program_of_your_data_writes_problems_that_the_model_has_learned(folder: Path) -> None:
+    run(folder, "make_problems.py")
+    kinds = []
+    for file in (ROOT / "configs" / "quickstart" / "train.jsonl", folder / "my_train.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        kinds.append({re.sub(r"[0-9]", "0", row.get("question", row.get("prompt"))) for row in rows})
+    assert kinds == [{"000+0="}, {"000+0="}]
+
+
 def test_the_program_of_your_reward_tries_it(folder: Path) -> None:
     assert "'right': 1.0" in run(folder, "try_my_reward.py")
 
