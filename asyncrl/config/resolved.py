@@ -19,8 +19,9 @@ UNIMPORTANT_AREAS = frozenset({"checkpoint", "failures", "evaluation", "output",
 UNIMPORTANT = re.compile(
     r".*-timeout-(s|minutes)|gateway-.*|.*-num-workers|num-data-workers|plugin-processes|data-source-prefetch"
     r"|update-weight-disk-dir|gpu-memory-gb|reward-worker-memory-gb|check-.*"
+    r"|num-layers|(ffn-)?hidden-size|num-attention-heads|num-query-groups|kv-channels"
 )
-"""Further settings that do not."""
+"""Further settings that do not; those of the last line must equal the values in config.json."""
 UNMENTIONED_AREAS = frozenset({"checkpoint", "output", "trackers"})
 """The areas whose changes are not even mentioned: folders, and ways to show numbers."""
 MOST_CHANGES = 12

@@ -25,6 +25,14 @@ SINCE = "changed since the checkpoint"
             "--train-timeout-s 999 --gateway-port 7777",
             (f"{SINCE}, without effect on training: gateway-port, train-timeout-s",),
         ),
+        (
+            "--num-layers 2 --hidden-size 128 --rotary-base 1e6",
+            "",
+            (
+                f"{SINCE}: rotary-base 1000000.0 → (not given)",
+                f"{SINCE}, without effect on training: num-layers, hidden-size",
+            ),
+        ),
         ("", "--save b --load b --save-interval 3 --run-dir r --no-timeline", ()),
         ("", "--no-rope-fusion", ()),  # accepted and without a setting
     ],
