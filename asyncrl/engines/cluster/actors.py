@@ -86,6 +86,9 @@ class ServerActor(NetworkPlace):
 class RankActor(NetworkPlace):
     """One trainer rank: ``start`` creates a ``MegatronRank``, ``call`` calls its methods for ``RayTrainer``."""
 
+    _rank: Any = None
+    """The ``MegatronRank``; None until ``start`` has made it."""
+
     def gpus(self) -> tuple[str, ...]:
         """Return the GPUs that Ray gave to this actor, as in ``CUDA_VISIBLE_DEVICES``."""
         import ray
@@ -111,13 +114,17 @@ class RankActor(NetworkPlace):
         self._rank = MegatronRank(settings, rank, world_size, address, port)
         gc.collect()
         gc.freeze()  # a full collection takes 0.3 s, possibly during a weight update, and a step leaves it no garbage
-        return self._rank.layers
+        layers: str = self._rank.layers
+        return layers
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the rank, on the thread of the caller's concurrency group, by default the main group's.
 
-        Raises TrainerOutOfMemory in the place of torch's error, with which the driver would have to import torch.
+        Raises TrainerOutOfMemory in the place of torch's error, with which the driver would have to import torch, and
+        RuntimeError before ``start`` has made the rank: one that starts again may be asked on another thread.
         """
+        if self._rank is None:
+            raise RuntimeError("the rank has not started yet")
         try:
             return getattr(self._rank, method)(*args, **kwargs)
         except RuntimeError as error:

@@ -26,7 +26,12 @@ def test_a_shortage_of_memory_gets_a_name_that_needs_no_torch(error: Exception, 
         raise error
 
     actor = RankActor()
-    actor._rank = SimpleNamespace(train=train)  # type: ignore[assignment]  # noqa: SLF001
+    actor._rank = SimpleNamespace(train=train)  # noqa: SLF001
     with pytest.raises(kind, match=text) as raised:
         actor.call("train", 0)
     assert type(raised.value) is kind
+
+
+def test_a_rank_that_starts_says_so_to_calls_of_another_thread() -> None:
+    with pytest.raises(RuntimeError, match="the rank has not started yet"):
+        RankActor().call("abandon", "asyncrl-1")
