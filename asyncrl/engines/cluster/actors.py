@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.engines.listening import loopback_variables
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
@@ -19,6 +19,9 @@ from asyncrl.engines.server_process import ServerProcess
 from asyncrl.errors import ServerFailed, TrainerOutOfMemory, first_line
 from asyncrl.internals import naming_imports
 from asyncrl.quick_imports import cpu_imports, quick_imports
+
+if TYPE_CHECKING:  # the driver imports no torch
+    from asyncrl.engines.megatron.rank import MegatronRank
 
 CONCURRENT = "concurrent"
 """Ray's concurrency group for calls that cannot wait until a training step has ended.
@@ -86,8 +89,8 @@ class ServerActor(NetworkPlace):
 class RankActor(NetworkPlace):
     """One trainer rank: ``start`` creates a ``MegatronRank``, ``call`` calls its methods for ``RayTrainer``."""
 
-    _rank: Any = None
-    """The ``MegatronRank``; None until ``start`` has made it."""
+    _rank: "MegatronRank | None" = None
+    """None until ``start`` has made it."""
 
     def gpus(self) -> tuple[str, ...]:
         """Return the GPUs that Ray gave to this actor, as in ``CUDA_VISIBLE_DEVICES``."""
@@ -114,8 +117,7 @@ class RankActor(NetworkPlace):
         self._rank = MegatronRank(settings, rank, world_size, address, port)
         gc.collect()
         gc.freeze()  # a full collection takes 0.3 s, possibly during a weight update, and a step leaves it no garbage
-        layers: str = self._rank.layers
-        return layers
+        return self._rank.layers
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the rank, on the thread of the caller's concurrency group, by default the main group's.

@@ -26,7 +26,7 @@ def test_a_shortage_of_memory_gets_a_name_that_needs_no_torch(error: Exception, 
         raise error
 
     actor = RankActor()
-    actor._rank = SimpleNamespace(train=train)  # noqa: SLF001
+    actor._rank = SimpleNamespace(train=train)  # type: ignore[assignment]  # noqa: SLF001
     with pytest.raises(kind, match=text) as raised:
         actor.call("train", 0)
     assert type(raised.value) is kind
