@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
+from asyncrl.app import entry
 from asyncrl.app.resuming.binding import binding
 from asyncrl.app.resuming.resume import Start, about, find_start
 from asyncrl.buffer.journal import Admitted, PromptPlace, Record, Snapshot
@@ -64,6 +65,16 @@ def configured(tmp_path: Path) -> Callable[..., RunConfig]:
 def saved(folder: Path, changes: dict[str, Any] | None = None, source: EndlessPrompts | None = None) -> Path:
     run = {**about(source or prompts()), "optimizer": True, "state": STATE.as_json(), **(changes or {})}
     return written(folder / "saved", 2, notes_of(SHAPE, run))
+
+
+@pytest.mark.parametrize(("loads", "end"), [("saved", "command"), ("elsewhere", "command with --load {folder}")])
+def test_an_interrupted_run_names_load_only_if_the_command_had_another(
+    configured: Callable[..., RunConfig], tmp_path: Path, loads: str, end: str
+) -> None:
+    saved(tmp_path)
+    run = configured("--save", str(tmp_path / "saved"), "--load", str(tmp_path / loads))
+    said = entry._interruption(run, 2, "SIGINT")  # noqa: SLF001
+    assert said.endswith(f"; to resume, repeat the {end.format(folder=tmp_path / 'saved')}")
 
 
 def test_a_critic_cannot_resume_from_a_checkpoint_without_one(
