@@ -26,11 +26,14 @@ FLAGS = f"""
 --num-rollout {STEPS} --rollout-batch-size {GROUPS} --n-samples-per-prompt {len(clients.CLIENTS)}
 --rollout-max-response-len 128 --max-staleness 0 --lr 1e-4 --no-use-tensorboard
 --sglang-server-concurrency 32 --sglang-max-total-tokens 65536 --sglang-tool-call-parser hermes
+--router-policy round_robin
 """
-"""The prompt data is required; the data source does not read it."""
+"""The prompt data is required; the data source does not read it.  Each engine gets every other request."""
 SECRETS = f'sglang-api-key = "{clients.API_KEY}"\n'
 """A file of the run's user; on the command line, every user of the machine would see the key."""
 END_THINK, END = IDS["</think>"], IDS["<|im_end|>"]
+SENT_S = 3.0
+"""Time in which episodes that may begin send their first request, on a busy machine."""
 DROPPING = ("verifiers", "ten questions")
 """Clients that ask further questions: the template then shows the answers before without their thinking."""
 
@@ -60,15 +63,16 @@ class Clients:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Clients:
-    """Two steps; an engine was killed when the samples of the second one were generated."""
+    """Two steps; an engine was killed that had requests of the second one."""
     folder = tmp_path_factory.mktemp("clients")
     model, samples = thinking_model(folder / "model"), folder / "samples.jsonl"
     (folder / "agents.toml").write_text(SECRETS)
+    first = GROUPS * len(clients.CLIENTS)
     functions = {
         "--config": str(folder / "agents.toml"),
         "--hf-checkpoint": str(model),
         "--data-source-path": f"asyncrl.rollouts.environments.verifiers:prompts(env_id='{clients.ENVIRONMENT}')",
-        "--custom-generate-function-path": f"{MODULE}:episode",
+        "--custom-generate-function-path": f"{MODULE}:held_after(first={first}, folder='{folder}')",
         "--custom-rm-path": f"{MODULE}:scored(into='{samples}', tokenizer='{model}')",
     }
     launched = Launched(folder / "run", [*FLAGS.split(), *(word for pair in functions.items() for word in pair)])
@@ -77,17 +81,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     listeners = listening(processes, rows())
     tellers = showing(clients.API_KEY, [], processes)
     victim = server(launched)
-    launched.wait_until(lambda: _has_samples_of_the_second_step(samples), "a sample of the second step", START_S)
-    victim.suspend()  # no turn that it has ends any more
-    time.sleep(1.0)
+    launched.wait_until((folder / "held").exists, "an episode of the second step", START_S)
+    victim.suspend()  # no turn that it gets ends
+    (folder / "go").touch()
+    time.sleep(SENT_S)
     victim.kill()
     outcome = launched.finish(RUN_S)
     assert outcome.code == 0, outcome.output
     return Clients(outcome=outcome, samples=_read(samples), model=model, listeners=listeners, tellers=tellers)
-
-
-def _has_samples_of_the_second_step(samples: Path) -> bool:
-    return any(max(sample["steps"], default=0) > 0 for sample in _read(samples))
 
 
 def _read(samples: Path) -> list[dict[str, Any]]:

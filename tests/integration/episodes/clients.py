@@ -7,6 +7,7 @@ the version of python-dateutil that the other dependencies have.
 import asyncio
 import contextlib
 import importlib
+import itertools
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
@@ -34,6 +35,8 @@ MOST_TURNS = 3
 NUM_QUESTIONS = 10
 SCHEMA: Any = {"type": "object", "properties": {}}
 SCORE_S = 60.0
+HELD_S = 0.05
+"""Time between two looks for the file that lets episodes begin."""
 TOKENIZER = "ASYNCRL_TEST_TOKENIZER"
 """Environment variable with the folder of the tokenizer."""
 
@@ -57,9 +60,9 @@ async def ask_with_openai(ep: Episode) -> None:
 
 
 async def ask_with_anthropic(ep: Episode) -> None:
+    """Call the tool as long as the model wants to; answers are streamed."""
     import anthropic  # takes seconds, and every worker of the tests imports this module
 
-    """Call the tool as long as the model wants to; answers are streamed."""
     tool: Any = {"name": TOOL, "description": "looks", "input_schema": SCHEMA}
     messages: list[Any] = _question(ep)
     async with anthropic.AsyncAnthropic(base_url=ep.base_url, api_key=ep.api_key) as model:
@@ -121,11 +124,24 @@ CLIENTS: dict[str, Callable[[Episode], Awaitable[None]]] = {
 }
 
 
-async def episode(ep: Episode) -> None:
-    """Ask the model with the client of this place in the group."""
-    name = [*CLIENTS][ep.index % len(CLIENTS)]
-    ep.metadata["client"] = name
-    await CLIENTS[name](ep)
+def held_after(first: int, folder: str) -> Callable[[Episode], Awaitable[None]]:
+    """Return a program that asks the model with the client of each place in the group.
+
+    All episodes but the ``first`` ones touch the file ``held`` in the folder, and ask once there is a file ``go``.
+    """
+    held, go = Path(folder) / "held", Path(folder) / "go"
+    numbers = itertools.count()
+
+    async def episode(ep: Episode) -> None:
+        name = [*CLIENTS][ep.index % len(CLIENTS)]
+        ep.metadata["client"] = name
+        if next(numbers) >= first:
+            held.touch()
+            while not go.exists():  # noqa: ASYNC110 -- the test makes it in another process
+                await asyncio.sleep(HELD_S)
+        await CLIENTS[name](ep)
+
+    return episode
 
 
 def look() -> str:
@@ -159,7 +175,6 @@ def scored(into: str, tokenizer: str) -> Callable[[Prompt, Sample], Awaitable[fl
             "prompt_ids": before,
             "token_ids": sample.token_ids,
             "turns": [(turn.call, turn.start, turn.stop) for turn in sample.turns],
-            "steps": sorted({span.weights.step for span in sample.spans}),
             "recorded": [*sample.logprobs],
             "scored": logprobs,
             "metadata": {name: value for name, value in sample.metadata.items() if name != ROW},
