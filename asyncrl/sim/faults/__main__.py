@@ -14,6 +14,8 @@ from asyncrl.sim.faults.world.plan import KINDS, Setting, drawn
 
 MOST_SHRUNK = 3
 """Violations that are shrunk and shown; the others are listed."""
+REPORT_S = 10.0
+"""Least time between two lines of progress."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with simulating() as scratch:
             return 0 if table(asked.lives, seed, scratch, _say) else 1
     _say(f"lives {seed} to {seed + asked.lives - 1}, {asked.workers} workers")
-    found = hunt_together(range(seed, seed + asked.lives), asked.workers, _progress, asked.seconds)
+    start = time.perf_counter()
+    found = hunt_together(range(seed, seed + asked.lives), asked.workers, _Progress(), asked.seconds)
+    _say(_so_far(found, time.perf_counter() - start))
     _summary(found)
     for bad in sorted(found.violations)[:MOST_SHRUNK]:
         _show(bad, found.violations[bad][0])
@@ -51,11 +55,24 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _progress(found: Findings, seconds: float) -> None:
+class _Progress:
+    """Writes a line now and then."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def __call__(self, found: Findings, seconds: float) -> None:
+        """Write a line if the last one is ``REPORT_S`` old."""
+        if seconds >= self._next_s:
+            self._next_s = seconds + REPORT_S
+            _say(_so_far(found, seconds))
+
+
+def _so_far(found: Findings, seconds: float) -> str:
     rate, per_cpu = found.num_lives / seconds, found.num_lives / max(found.cpu_s, 1e-9)
     speed = f"{rate:.0f} a second ({per_cpu:.0f} per second of a core)"
     seeds = f" {sorted(found.violations)}" if found.violations else ""
-    _say(
+    return (
         f"{found.num_lives} lives, {speed}, {found.happened.total()} faults, {len(found.violations)} violations{seeds}"
     )
 

@@ -1,4 +1,4 @@
-"""Lives of a run in which anything may fail: fixed seeds, and as many fresh ones as a short time allows."""
+"""Lives of a run in which anything may fail, of fixed seeds."""
 
 import asyncio
 import gc
@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.sim.faults import __main__ as command
+from asyncrl.sim.faults import hunt as hunt_module
 from asyncrl.sim.faults.hunt import Findings, hunt, hunt_together, simulating
 from asyncrl.sim.faults.life import live
 from asyncrl.sim.faults.loop import LifeLoop
@@ -23,10 +23,6 @@ from asyncrl.sim.faults.world.plan import KINDS, drawn
 
 FIXED = (*range(40), 203, 210, 265, 535, 10_007_327, 10_010_206, 10_017_686, 20_012_076, 43_301_179, 70_013_035)
 """Seeds that every test run lives; some found an error once."""
-FRESH_S = float(os.environ.get("ASYNCRL_FAULTS_S", "14"))
-"""Seconds of lives: about 500 of them on one busy core."""
-FRESH = "ASYNCRL_FAULTS_S" in os.environ
-"""Whether the lives are fresh; otherwise they are those of one range of seeds, so that a failure can be repeated."""
 FOUND_BY = {
     "lost wake-up of admission": 2,
     "prompt settled twice": 5,
@@ -82,17 +78,6 @@ def test_fixed_lives_hold_every_oracle(scratch: Path) -> None:
     assert 0 < found.num_with_journal < found.num_lives
     assert found.num_recovered > 10
     assert {"done", "killed"} <= found.ends.keys()
-
-
-def test_many_lives_hold_every_oracle(scratch: Path) -> None:
-    seed, end, found = time.time_ns() // 1_000_000 if FRESH else 902_000, time.monotonic() + FRESH_S, Findings()
-    sys.stdout.write(f"lives from seed {seed}\n")
-    for first in itertools.count(seed, 10):
-        found.add(hunt(range(first, first + 10), scratch))
-        if time.monotonic() > end:
-            break
-    sys.stdout.write(f"{found.num_lives} lives, {found.happened.total()} faults\n")
-    assert not found.violations, listed(found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,6 +139,13 @@ def test_the_command_shows_the_seed_of_a_violation(capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert "seed 2: progress" in said
     assert "faults that happened" in said
+
+
+def test_the_command_reports_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hunt_module, "MOST_AT_ONCE", 1)
+    assert command.main(["--lives", "4", "--seed", "0"]) == 0
+    reports = [line for line in capsys.readouterr().out.splitlines() if " a second (" in line]
+    assert [line.split(" ", 1)[0] for line in reports] == ["1", "4"]
 
 
 def test_the_command_ends_early(capsys: pytest.CaptureFixture[str]) -> None:
