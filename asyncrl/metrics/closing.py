@@ -97,6 +97,8 @@ def _add_tokens(table: Table, history: History) -> None:
     for fate in _FATES:
         tokens = history.last.get(f"tokens/{fate}", 0)
         table.add_row(f"  {fate}", f"{tokens:>{width},}  {percent(share(tokens, generated)):>5}")
+    if lost := history.last.get("tokens/lost", 0):
+        table.add_row("  lost", f"{lost:>{width},}  not counted above; in flight at a kill")
 
 
 def _add_timing(table: Table, history: History, plan: RunTargets) -> None:

@@ -47,11 +47,18 @@ def test_the_closing_table_adds_up_the_run(tmp_path: Path) -> None:
     assert lines["filtered"].split() == ["200", "10", "%"]
     assert lines["failed"].split() == ["14", "1", "%"]
     assert lines["held"].split() == ["100", "5", "%"]
+    assert "lost" not in lines
     assert lines["lag"] == "max 1, bound 1"
     assert lines["weight updates"] == "2, mean pause 0.030 s"
     assert lines["trainer waited"] == "25 % of the time"
     assert lines["engines idle"] == "12 % of the time"
     assert lines["the run was"] == "taking turns"
+
+
+def test_tokens_that_a_kill_lost_have_a_row(tmp_path: Path) -> None:
+    history = History()
+    Reporter([history]).step(facts(0, tokens=replace(TOKENS, lost=30)))
+    assert printed(history, tmp_path)["lost"] == "30  not counted above; in flight at a kill"
 
 
 def test_each_held_out_set_has_a_row_with_its_margin_and_its_largest_k(tmp_path: Path) -> None:
