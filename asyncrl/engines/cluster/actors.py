@@ -1,7 +1,7 @@
 """Classes that run inside Ray's worker processes; ``placement.py`` makes actors of them.
 
-An actor runs its methods on one thread, in the order of the calls.  A trainer rank has two more threads, ``CONCURRENT``
-and ``WATCH``.
+An actor runs its methods on one thread, in the order of the calls.  A trainer rank has three more threads,
+``CONCURRENT``, ``ABANDON`` and ``WATCH``.
 """
 
 import gc
@@ -29,6 +29,8 @@ CONCURRENT = "concurrent"
 In an actor with such a group, all other methods also leave the main thread: they run on one dedicated thread, always
 the same.
 """
+ABANDON = "abandon"
+"""Ray's concurrency group for the call that ends the wait of one in ``CONCURRENT``."""
 WATCH = "watch"
 """Ray's concurrency group for pings, which are answered whatever the other threads do."""
 PORTS = range(20_000, 32_000)

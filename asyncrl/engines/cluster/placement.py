@@ -15,7 +15,7 @@ from math import lcm
 from types import ModuleType
 from typing import Any, Literal
 
-from asyncrl.engines.cluster.actors import CONCURRENT, WATCH
+from asyncrl.engines.cluster.actors import ABANDON, CONCURRENT, WATCH
 from asyncrl.engines.cluster.calls import answered
 from asyncrl.errors import ConfigError, ServerFailed
 from asyncrl.internals import Internal
@@ -82,7 +82,9 @@ class Placement:
     def rank(self, kind: type, rank: int) -> Any:
         """Create an actor of ``kind`` for a trainer rank, with its GPU."""
         bundle = self._rank_bundles[rank // self._layout.ranks_together]
-        return self._actor(self._ray.remote(concurrency_groups={CONCURRENT: 1, WATCH: 1})(kind), bundle, gpus=1)
+        return self._actor(
+            self._ray.remote(concurrency_groups={CONCURRENT: 1, ABANDON: 1, WATCH: 1})(kind), bundle, gpus=1
+        )
 
     def engine(self, kind: type, number: int) -> Any:
         """Create an actor for an engine, with its GPUs or, if shared, in the bundle of the ranks that have them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncrl.daemon_threads import off_loop
-from asyncrl.engines.cluster.actors import CONCURRENT
+from asyncrl.engines.cluster.actors import ABANDON, CONCURRENT
 from asyncrl.engines.cluster.calls import answered, is_silent, together
 from asyncrl.engines.megatron.checkpoint.checksums import check_files
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of, read_notes
@@ -105,6 +105,10 @@ class RayTrainer:
         """See ``WeightSender.weight_buckets``."""
         return await self._first(lambda rank: rank.weight_buckets())
 
+    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+        """See ``WeightSender.open_group``."""
+        await self._concurrently(lambda rank: rank.open_group(master_address, master_port, world_size, group_name))
+
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
@@ -136,7 +140,7 @@ class RayTrainer:
 
     async def abandon(self, group_name: str) -> None:
         """See ``WeightSender.abandon``."""
-        await self._concurrently(lambda rank: rank.abandon(group_name))
+        await self._first(lambda rank: rank.abandon(group_name), concurrency_group=ABANDON)
 
     async def share(self, bucket: int) -> list[str]:
         """See ``TensorSharer.share``."""

@@ -60,7 +60,7 @@ from asyncrl.engines.megatron.weights.engine_meeting import meet_engine
 from asyncrl.engines.megatron.weights.fp8 import fp8_of
 from asyncrl.engines.megatron.weights.hf_weights import load_hf, save_hf
 from asyncrl.engines.megatron.weights.sharding import is_split
-from asyncrl.engines.megatron.weights.update_group import join_update_group
+from asyncrl.engines.megatron.weights.update_group import GroupStore, GroupStores, join_update_group
 from asyncrl.engines.megatron.weights.weight_sender import RankWeightSender
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
@@ -116,6 +116,9 @@ class MegatronRank:
         critics = [] if self._critic is None else [self._critic.learner]
         self._memory = TrainerMemory([self._learner, *critics])
         self._update_groups: UpdateGroups | None = None
+        self._group_stores = GroupStores()
+        self._abandon_lock = Lock()
+        """Held while groups are aborted or left, which two threads may do."""
         self._send_lock = Lock()
         """Held while ``send`` runs, so that no other thread destroys the update group under it."""
         self._saver: Saver | None = None
@@ -172,19 +175,33 @@ class MegatronRank:
         """Return the buckets of a weight update in the order of sending, which never changes."""
         return self._weight_sender.buckets
 
+    def open_group(self, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+        """Serve the store of an update group from now on.  Leaves an earlier group.
+
+        Another thread may call it while this rank trains.  Raises WeightUpdateFailed.
+        """
+        self._leave_engines()
+        try:
+            self._group_stores.add(group_name, GroupStore(master_address, master_port, world_size))
+        except RuntimeError as error:
+            raise WeightUpdateFailed(f"cannot serve the store of update group {group_name}: {error}") from error
+
     def join_engines(
         self, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
         """Form the update group, as its rank 0, with engines that join at the same time.
 
-        Leaves an earlier group.  Another thread may call it while this rank trains.  Raises WeightUpdateFailed.
+        Another thread may call it while this rank trains.  Raises WeightUpdateFailed, at once if the group is
+        abandoned.
         """
-        self._leave_engines()
+        if (store := self._group_stores.of(group_name)) is None:
+            self.open_group(master_address, master_port, world_size, group_name)
+            store = self._group_stores.of(group_name)
+        assert store is not None
         try:
-            group = join_update_group(
-                master_address, master_port, world_size, group_name, backend, self._settings.timeout_s
-            )
+            group = join_update_group(store, world_size, group_name, backend, self._settings.timeout_s)
         except RuntimeError as error:
+            store.close()
             raise WeightUpdateFailed(f"cannot form update group {group_name} of {world_size} ranks: {error}") from error
         self._update_groups = UpdateGroups(main=group)
 
@@ -213,13 +230,18 @@ class MegatronRank:
         meet_engine(where, self._device, timeout_s)
 
     def abandon(self, group_name: str) -> None:
-        """Abandon the update group ``group_name``, if it is the present one, whatever this rank is doing.
+        """Abandon the update group ``group_name``, whatever this rank is doing; a later group is left as it is.
 
-        Another thread may call it.  Operations of the group that wait for engines end, here and in engines.
+        Another thread may call it.  Operations of the group that wait for engines end, here and in engines.  So do the
+        waits of members for others, whether they form this group or groups of expert parts.
         """
-        groups = self._update_groups
-        if groups is not None and groups.main.group_name == group_name:
-            abandon(groups)
+        # Invariant: the store is closed first.  A thread that waits in it holds the only connection of this process,
+        # and engines take a group without a store for abandoned.
+        self._group_stores.give_up(group_name)
+        with self._abandon_lock:
+            groups = self._update_groups
+            if groups is not None and groups.main.group_name == group_name:
+                abandon(groups)
 
     def snapshot(self, is_checked: bool, by_part: bool = False) -> bool:
         """Copy the present weights and start to broadcast the copy from rank 0 to the engines.
@@ -324,7 +346,10 @@ class MegatronRank:
             raise ValueError("no engines have joined: call join_engines first")
 
     def _leave_engines(self) -> None:
-        groups = self._update_groups
+        with self._abandon_lock:
+            self._leave(self._update_groups)
+
+    def _leave(self, groups: UpdateGroups | None) -> None:
         if groups is None:
             return
         abandon(groups)
@@ -333,6 +358,7 @@ class MegatronRank:
             for group in groups.every:
                 dist.destroy_process_group(group)
             self._update_groups = None
+        self._group_stores.close()
 
     def _load_reference(self) -> ReferenceWeights:
         """Load the reference weights by way of the policy's model, which gets its weights back."""

@@ -46,10 +46,13 @@ class WeightSender(TrainerEnd, Protocol):
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
         """Return the buckets in the order in which they are sent; the same for every update."""
 
+    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+        """Serve the rendezvous of a group at ``master_port`` until the group is left; possible while training."""
+
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
-        """Join the group as rank 0 and serve its rendezvous at ``master_port``; possible while training."""
+        """Join the group as rank 0, once it is open; possible while training."""
 
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
         """Join, as rank 0, one more group of ``world_size`` ranks for each expert part; possible while training."""
@@ -199,6 +202,14 @@ class BroadcastUpdater:
             return
         master_port = await self._find_port()
         world_size = 1 + sum(engine.num_ranks for engine in self._round.engines)
+        # First, so that an engine that meets a closed port knows that the group was given up.
+        opening = self._sender.open_group(
+            master_address=self._master_address,
+            master_port=master_port,
+            world_size=world_size,
+            group_name=self.group_name,
+        )
+        await ask_one("opening the weight-update group", "trainer", opening, self._timeout_s)
         joining = {
             "trainer": self._sender.join_engines(
                 master_address=self._master_address,
@@ -286,11 +297,18 @@ class BroadcastUpdater:
         """Form the group anew if the membership has changed, or the groups of expert parts if they are needed now."""
         if self._round.is_outdated or self._needs_group:
             await self._round.leave_out(await self._reach.unmet(self._membership.waiting))
-            async with self._round.blaming_the_lost(find_cut_off=self._cut_off):
-                await self.connect()
+            await self._form(self.connect)
         elif self._by_part is PartState.AGREED and self._round.engines:
-            async with self._round.blaming_the_lost(find_cut_off=self._cut_off):
-                await self._join_parts()
+            await self._form(self._join_parts)
+
+    async def _form(self, forming: Callable[[], Awaitable[None]]) -> None:
+        """Form groups.  After a failure, neither the trainer nor an engine waits for other members any longer."""
+        try:
+            async with self._round.blaming_the_lost(self._abandon, self._cut_off):
+                await forming()
+        except UpdateInterrupted:
+            await self._abandon()
+            raise
 
     async def _join_parts(self) -> None:
         """Form one group of the trainer and all engines for each expert part."""
@@ -343,7 +361,7 @@ class BroadcastUpdater:
         Returns nothing if it meets none of several: the fault may be its own.
         """
         engines = self._round.engines
-        if not await self._abandon():  # also waits until the trainer has ended earlier calls
+        if not await self._abandon():  # also ends what the trainer still does for the group
             return {}
         logger.warning("all engines answer HTTP; the trainer meets each of the %d over %s", len(engines), self._backend)
         unmet = await self._reach.unmet(engines)

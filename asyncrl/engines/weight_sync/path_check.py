@@ -8,6 +8,7 @@ An engine whose path for collectives is cut, or loses large packets, may still a
 Importing this module imports no torch, because the driver uses its names.
 """
 
+import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,8 @@ NUM_BYTES = 1 << 20
 """Bytes that each member sends: many full packets, because a path may lose only those."""
 LOOK_EVERY_S = 0.001
 """Seconds between two checks for completion."""
+KNOCK_EVERY_S = 0.1
+"""Seconds between two attempts to reach a store."""
 _KEY = "asyncrl-met"
 
 
@@ -36,6 +39,29 @@ class Meeting:
     group_name: str
     """Begins with ``PATH_CHECK``."""
     backend: str
+
+
+def wait_until_served(address: str, port: int, within_s: float, refused_s: float) -> None:
+    """Return once a group's store is served at the address.
+
+    Raises TimeoutError, with the last failure's words: after ``refused_s`` if the port is closed, else after
+    ``within_s``.
+    """
+    began = time.monotonic()
+    while (failure := _knocked(address, port, within_s)) is not None:
+        limit_s = refused_s if isinstance(failure, ConnectionRefusedError) else within_s
+        if time.monotonic() > began + limit_s:
+            raise TimeoutError(f"the trainer serves no store for the group at {address}:{port}: {failure}")
+        time.sleep(KNOCK_EVERY_S)
+
+
+def _knocked(address: str, port: int, within_s: float) -> OSError | None:
+    """Connect once; return the failure."""
+    try:
+        socket.create_connection((address, port), timeout=within_s).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def meet(group: Any, device: Any, within_s: float) -> None:

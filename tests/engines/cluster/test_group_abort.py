@@ -1,4 +1,4 @@
-"""A busy trainer can be told to abandon an update, in a real Ray."""
+"""A trainer that trains, and waits for members of a group, can be told to abandon an update, in a real Ray."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PROGRAM = """
-import asyncio, threading
+import asyncio, threading, time
 from asyncrl.engines.cluster.actors import RankActor
 from asyncrl.engines.cluster.addresses import Addresses
 from asyncrl.engines.cluster.placement import Layout, reserve
@@ -17,13 +17,17 @@ class Rank:
     def __init__(self):
         self.given_up = threading.Event()
         self.told = []
+        self.member_is_missing = threading.Event()
     def send(self, is_checked, by_part):
         self.told.append(threading.get_ident())
         assert self.given_up.wait(20.0)
     def abandon(self, group_name):
         self.told.append(group_name)
+        self.member_is_missing.set()
     def join_engines(self, *where):
         self.told.append(where[-2])
+        if where[-2] == "asyncrl-3":
+            assert self.member_is_missing.wait(20.0)
     def resend(self, is_checked, by_part):
         self.given_up.set()
         return True
@@ -41,15 +45,19 @@ async def main(ray):
     trainer = RayTrainer([rank], train_timeout_s=20.0, control_timeout_s=20.0)
     sending = asyncio.create_task(trainer.send(is_checked=False, by_part=False, timeout_s=20.0))
     await asyncio.sleep(0)  # so that it is asked first
+    where = dict(master_address="h", master_port=1, world_size=2, backend="gloo")
+    forming = asyncio.create_task(trainer.join_engines(group_name="asyncrl-3", **where))
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
     await trainer.abandon("asyncrl-3")
+    await forming
     host, port = await Addresses(is_single_node=False, timeout_s=15.0).rank(rank)
-    await trainer.join_engines(
-        master_address=host, master_port=port, world_size=2, group_name="asyncrl-4", backend="gloo"
-    )
+    await trainer.join_engines(group_name="asyncrl-4", **where)
+    assert time.monotonic() - began < 15.0
     assert await trainer.resend(is_checked=False, by_part=False)
     await sending
-    first, second, before, after = sorted(await trainer.snapshot(is_checked=False, by_part=False), key=str)
-    print(first == second, before, after)
+    told = await trainer.snapshot(is_checked=False, by_part=False)
+    print(told[0] == told[-1], *told[1:-1])
 
 with ray_session(2, hold_signals=lambda: None) as ray:
     asyncio.run(main(ray))
@@ -59,4 +67,4 @@ with ray_session(2, hold_signals=lambda: None) as ray:
 @pytest.mark.timeout(540)
 def test_a_busy_rank_abandons_and_restarts_an_update_at_once_and_has_one_thread_for_other_calls() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=450, check=False)
-    assert done.stdout.split()[-3:] == ["True", "asyncrl-3", "asyncrl-4"], done.stderr
+    assert done.stdout.split()[-4:] == ["True", "asyncrl-3", "asyncrl-3", "asyncrl-4"], done.stderr

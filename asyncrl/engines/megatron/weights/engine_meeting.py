@@ -6,7 +6,7 @@ from threading import Thread
 import torch
 import torch.distributed as dist
 
-from asyncrl.engines.megatron.weights.update_group import join_update_group, stream_of_its_own
+from asyncrl.engines.megatron.weights.update_group import GroupStore, join_update_group, stream_of_its_own
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
 from asyncrl.engines.weight_sync.path_check import Meeting, meet, wait_until_all_met
 from asyncrl.errors import WeightUpdateFailed
@@ -43,6 +43,7 @@ class _MeetingThread:
         self._where = where
         self._device = device
         self._timeout_s = timeout_s
+        self._store = GroupStore(where.master_address, where.master_port, where.world_size)
         self._group: dist.ProcessGroup | None = None
         self._thread = Thread(target=self._run, name="asyncrl-path-check", daemon=True)
         self._thread.start()
@@ -53,8 +54,10 @@ class _MeetingThread:
         return not self._thread.is_alive()
 
     def give_up(self) -> None:
-        """Abort the group.  A thread that nevertheless stays is left alone, with the little that it holds."""
-        if self._group is not None:
+        """Abort the group or its forming.  A thread that nevertheless stays is left alone, with the little it holds."""
+        if self._group is None:
+            self._store.close()
+        else:
             abandon(UpdateGroups(main=self._group))
         if not self.has_ended(FREED_S):
             logger.warning("the path check %s still waits for its engine, in a thread", self._where.group_name)
@@ -63,7 +66,7 @@ class _MeetingThread:
         where, timeout_s = self._where, self._timeout_s
         try:
             self._group = group = join_update_group(
-                where.master_address, where.master_port, where.world_size, where.group_name, where.backend, timeout_s
+                self._store, where.world_size, where.group_name, where.backend, timeout_s
             )
             try:
                 with stream_of_its_own(self._device):
@@ -74,3 +77,5 @@ class _MeetingThread:
                 dist.destroy_process_group(group)
         except (RuntimeError, TimeoutError, ValueError) as error:
             self.failure = error
+        finally:
+            self._store.close()

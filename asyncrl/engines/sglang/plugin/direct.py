@@ -48,7 +48,7 @@ from asyncrl.engines.sglang.plugin.expert_parts import (
 )
 from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck, load_alone
 from asyncrl.engines.weight_sync.expert_parts import asked_parts
-from asyncrl.engines.weight_sync.path_check import MET, PATH_CHECK, PATH_S
+from asyncrl.engines.weight_sync.path_check import MET, PATH_CHECK, PATH_S, wait_until_served
 from asyncrl.internals import Internal, unlike
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
@@ -57,6 +57,13 @@ _JOIN = f"{_UPDATER}.init_weights_update_group"
 _COPIES = "asyncrl.engines.sglang.plugin.copies"
 _DIRECT = (DIRECT, DIRECT_CHECKED, DIRECT_BY_PART, DIRECT_BY_PART_CHECKED)
 _CHECKED = (DIRECT_CHECKED, DIRECT_BY_PART_CHECKED)
+SERVED_S = 60.0
+"""Seconds in which this machine must reach the trainer's, to join a group."""
+REFUSED_S = 1.0
+"""Seconds after which a closed port means that the group was given up: the trainer serves its store before it asks.
+
+torch would wait for half an hour, and this server with it.  A path check asks both sides at the same time.
+"""
 _ALIGNMENT = 64
 """The buffers' sizes are multiples of this number of bytes, a multiple of every dtype's element size."""
 
@@ -129,6 +136,11 @@ def around_join(
 
     # Invariant: the scheduler's thread is the only one of its process that makes groups, as ``without_watchdog`` needs.
     if asked_parts(group_name) is None:
+        try:
+            refused_s = PATH_S if group_name.startswith(PATH_CHECK) else REFUSED_S
+            wait_until_served(master_address, int(master_port), SERVED_S, refused_s)
+        except TimeoutError as error:
+            return False, str(error)
         with without_watchdog():
             joined = original(updater, master_address, master_port, rank_offset, world_size, group_name, backend)
         return _met(updater, group_name) if joined[0] and group_name.startswith(PATH_CHECK) else joined

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tests.megatron_imports import megatron_imports
 
 with megatron_imports():
-    from asyncrl.engines.megatron.weights.update_group import join_update_group
+    from asyncrl.engines.megatron.weights.update_group import GroupStore, join_update_group
     from asyncrl.engines.megatron.weights.weight_sender import _Sending
 
 from asyncrl.engines.sglang.labels import DIRECT
@@ -71,7 +71,8 @@ class Updater:
 def trainer(device: str, backend: str, ports: list[str]) -> list[object]:
     told: list[object] = []
     for number, (port, size) in enumerate(zip(ports, (3, 2), strict=True)):
-        group = join_update_group("127.0.0.1", int(port), size, f"group-{number}", backend, ENDS_S)
+        store = GroupStore("127.0.0.1", int(port), size)
+        group = join_update_group(store, size, f"group-{number}", backend, ENDS_S)
         groups = UpdateGroups(main=group)
         flat = torch.full((NUM_BYTES,), 1 + number, dtype=torch.uint8, device=device)
         sending = _Sending([flat], groups, [group], is_checked=False)
@@ -81,6 +82,7 @@ def trainer(device: str, backend: str, ports: list[str]) -> list[object]:
             time.sleep(UNTIL_GIVEN_UP_S)
             began = time.monotonic()
             abandon(groups)
+            store.close()
             told.append((sending.has_ended(ENDS_S), str(sending.failure)))
             dist.destroy_process_group(group)
             told.append(time.monotonic() - began)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -72,8 +73,21 @@ def test_without_watchdog_affects_only_groups_made_within_it(monkeypatch: pytest
     assert os.environ[BLOCKING_WAIT] == "true"
 
 
+def test_a_server_does_not_wait_for_a_group_that_was_given_up() -> None:
+
+    def join(*args: object) -> tuple[bool, str]:
+        raise AssertionError("torch would wait for half an hour")
+
+    began = time.monotonic()
+    is_joined, said = around_join(join, "updater", "127.0.0.1", free_port(), 1, 2, "weights")
+    assert time.monotonic() - began < 10.0
+    assert not is_joined
+    assert "the trainer serves no store for the group at 127.0.0.1:" in said
+
+
 def test_servers_join_update_groups_without_a_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BLOCKING_WAIT, "0")
+    monkeypatch.setattr("asyncrl.engines.sglang.plugin.direct.wait_until_served", lambda *where: None)
     made_with: list[object] = []
 
     def join(*args: object, **kwargs: object) -> tuple[bool, str]:

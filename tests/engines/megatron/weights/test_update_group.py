@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed import distributed_c10d
 
-from asyncrl.engines.megatron.weights.update_group import join_update_group
+from asyncrl.engines.megatron.weights.update_group import JOIN_S, GroupStore, join_update_group
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups
 from asyncrl.errors import WeightUpdateFailed
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
@@ -63,7 +64,8 @@ def test_a_group_has_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
     dist.Backend.register_backend("looking", make, devices=["cpu"])
-    group = join_update_group("127.0.0.1", free_port(), 1, "weights", "looking", 30.0)
+    store = GroupStore("127.0.0.1", free_port(), 1)
+    group = join_update_group(store, 1, "weights", "looking", 30.0)
     dist.destroy_process_group(group)
     assert made_with == ["1"]
     assert os.environ[BLOCKING_WAIT] == "0"
@@ -85,6 +87,70 @@ def test_joining_without_engines_ends_within_its_deadline(tmp_path: Path, monkey
         with pytest.raises(WeightUpdateFailed, match="cannot form update group weights of 2"):
             rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")
         assert time.monotonic() - began < 20.0
+
+
+def member(port: int, world_size: int, *, is_in_the_group: bool) -> subprocess.Popen[str]:
+    """A process that comes as rank 1 of a group, and prints its error once nothing can become of that."""
+    lines = [
+        "from datetime import timedelta",
+        "import torch.distributed as dist",
+        "from torch.distributed import distributed_c10d as c10d",
+        f"store = dist.TCPStore('127.0.0.1', {port}, {world_size}, False, timedelta(seconds=60))",
+        "print('came', flush=True)",
+        "try:",
+        f"    dist.ProcessGroupGloo(c10d.PrefixStore('weights', store), 1, {world_size}, timedelta(seconds=60))"
+        if is_in_the_group
+        else "    store.wait(['never'], timedelta(seconds=60))",
+        "except RuntimeError as error:",
+        "    print(type(error).__name__, flush=True)",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.parametrize(("world_size", "is_in_the_group"), [(3, True), (2, False)])
+def test_a_group_that_is_abandoned_while_it_forms_frees_all_its_members(
+    world_size: int, is_in_the_group: bool, tmp_path: Path
+) -> None:
+    """A member does not come, or dies once it has come: neither the trainer nor another member waits for it."""
+    port = free_port()
+    with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank, ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(rank.join_engines, "127.0.0.1", port, world_size, "weights", "gloo")
+        engine = member(port, world_size, is_in_the_group=is_in_the_group)
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "came\n"
+        with pytest.raises(TimeoutError):
+            joining.result(1.0)
+        began = time.monotonic()
+        rank.abandon("weights")
+        with pytest.raises(WeightUpdateFailed, match=f"cannot form update group weights of {world_size} ranks"):
+            joining.result(JOIN_S / 2)
+        said, _ = engine.communicate(timeout=JOIN_S / 2)
+        assert time.monotonic() - began < JOIN_S / 2
+        assert said == "DistNetworkError\n"
+
+
+def test_a_group_may_be_abandoned_before_its_turn_comes(tmp_path: Path) -> None:
+    with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
+        rank.abandon("weights-1")
+        began = time.monotonic()
+        with pytest.raises(WeightUpdateFailed, match="the group was given up"):
+            rank.join_engines("127.0.0.1", free_port(), 2, "weights-1", "gloo")
+        assert time.monotonic() - began < JOIN_S / 2
+        rank.join_engines("127.0.0.1", free_port(), 1, "weights-2", "gloo")
+
+
+def test_an_abandoned_group_ends_the_wait_for_groups_of_expert_parts(tmp_path: Path) -> None:
+    with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank, ThreadPoolExecutor(1) as threads:
+        rank.join_engines("127.0.0.1", free_port(), 1, "weights", "gloo")
+        joining = threads.submit(rank.join_parts, 2, 2, "weights-of-2-parts", "gloo")
+        with pytest.raises(TimeoutError):
+            joining.result(1.0)
+        began = time.monotonic()
+        rank.abandon("weights")
+        with pytest.raises(WeightUpdateFailed, match="cannot form the groups weights-of-2-parts"):
+            joining.result(JOIN_S / 2)
+        assert time.monotonic() - began < JOIN_S / 2
 
 
 def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(

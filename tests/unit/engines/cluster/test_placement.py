@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncrl.engines.cluster.actors import CONCURRENT, WATCH
+from asyncrl.engines.cluster.actors import ABANDON, CONCURRENT, WATCH
 from asyncrl.engines.cluster.placement import Layout, Placement, reserve
 from asyncrl.engines.listening import loopback_variables, without_proxy
 from asyncrl.engines.sglang.launch import SERVER_ENVIRONMENT, RouterLaunch, ServerLaunch, router_command, server_command
@@ -54,7 +54,7 @@ def placed(layout: Layout, machines: str = "aaaaaaaa") -> list[tuple[int, float]
 
 def test_ranks_have_threads_for_concurrent_calls_and_for_pings() -> None:
     place: Any = Placement(Ray(), layout(is_shared=False), "group")  # type: ignore[arg-type]
-    assert place.rank(object, 0)["concurrency_groups"] == {CONCURRENT: 1, WATCH: 1}
+    assert place.rank(object, 0)["concurrency_groups"] == {CONCURRENT: 1, ABANDON: 1, WATCH: 1}
     assert "concurrency_groups" not in place.engine(object, 0)
 
 

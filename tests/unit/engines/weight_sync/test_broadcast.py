@@ -92,9 +92,15 @@ class Trainer(Recorder, TwoBuckets):
         """``parts`` are the expert parts of the two buckets."""
         super().__init__(step)
         self._parts = parts
+        self.opened: list[str] = []
+        """Names of the groups whose store it serves or has served."""
         self.within_s: list[float] = []
         self._copies = copies
         self._keeps = keeps
+
+    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+        await asyncio.sleep(0)
+        self.opened.append(group_name)
 
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
@@ -662,6 +668,55 @@ def test_a_group_is_formed_without_an_engine_that_does_not_join() -> None:
     run_virtually(run())
     assert a.told == ["rank 1 of 4", "rank 1 of 3", "rank 1 of 2"]
     assert a.num_probes == 1
+
+
+@pytest.mark.parametrize("found_after_s", [0.0, 5.0])
+def test_no_member_waits_for_an_engine_that_dies_while_the_group_forms(found_after_s: float) -> None:
+    """A trainer that still waits for it could join no other group for a minute, and neither could the engines."""
+
+    async def dies(what: str) -> None:
+        if what == "rank 2 of 3":
+            if not found_after_s:
+                membership.mark_lost("b")
+            raise EngineLost("gone")
+
+    a, b, c = Engine("a"), Engine("b", step=dies, probed=EngineLost("gone")), Engine("c")
+    trainer, membership = Trainer(), EngineMembership[WeightReceiver]((a, b, c))
+
+    async def run() -> None:
+        updater = updater_of(membership, trainer, timeout_s=100.0, lost_s=30.0)
+        await updater.connect()
+        membership.mark_lost("c")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(found())
+            with pytest.raises(UpdateInterrupted, match="gone"):
+                await updater.snapshot()
+        assert not await updater.snapshot()
+
+    async def found() -> None:
+        await asyncio.sleep(found_after_s)
+        membership.mark_lost("b")
+
+    run_virtually(run())
+    first, *others = [what for what in trainer.told if what != "snapshot"]
+    assert (first, others[0], others[-1]) == ("join", "join", "join")
+    assert {*others[1:-1]} == {"abandon asyncrl-1"}
+
+
+def test_engines_are_asked_to_join_once_the_trainer_serves_the_store() -> None:
+    """A closed port then tells them that the group was given up."""
+
+    async def step(what: str) -> None:
+        opened_at[what] = [*trainer.opened]
+
+    opened_at: dict[str, list[str]] = {}
+    trainer, engine = Trainer(), Engine("a", step=step)
+
+    async def run() -> None:
+        await updater_of(EngineMembership[WeightReceiver]((engine,)), trainer).connect()
+
+    asyncio.run(run())
+    assert opened_at == {"rank 1 of 2": ["asyncrl-0"]}
 
 
 def test_no_engine_is_unresponsive_where_none_answers() -> None:

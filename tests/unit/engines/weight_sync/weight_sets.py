@@ -55,14 +55,17 @@ class SendsWeights:
             for names in self._parts
         )
 
+    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+        from asyncrl.engines.megatron.weights.update_group import GroupStore
+
+        self._store = await asyncio.to_thread(GroupStore, master_address, master_port, world_size)
+
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
         from asyncrl.engines.megatron.weights.update_group import join_update_group
 
-        self._group = await asyncio.to_thread(
-            join_update_group, master_address, master_port, world_size, group_name, backend, 30.0
-        )
+        self._group = await asyncio.to_thread(join_update_group, self._store, world_size, group_name, backend, 30.0)
 
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
         raise AssertionError("these engines have a single rank")
