@@ -62,8 +62,10 @@ SERVED_S = 60.0
 REFUSED_S = 1.0
 """Seconds after which a closed port means that the group was given up: the trainer serves its store before it asks.
 
-torch would wait for half an hour, and this server with it.  A path check asks both sides at the same time.
+torch would wait for half an hour, and this server with it.
 """
+MEETING_S = 2 * PATH_S
+"""The same for a path check, which asks both sides at once: the trainer may first have to leave another one."""
 _ALIGNMENT = 64
 """The buffers' sizes are multiples of this number of bytes, a multiple of every dtype's element size."""
 
@@ -137,7 +139,7 @@ def around_join(
     # Invariant: the scheduler's thread is the only one of its process that makes groups, as ``without_watchdog`` needs.
     if asked_parts(group_name) is None:
         try:
-            refused_s = PATH_S if group_name.startswith(PATH_CHECK) else REFUSED_S
+            refused_s = MEETING_S if group_name.startswith(PATH_CHECK) else REFUSED_S
             wait_until_served(master_address, int(master_port), SERVED_S, refused_s)
         except TimeoutError as error:
             return False, str(error)

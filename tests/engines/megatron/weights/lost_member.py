@@ -25,6 +25,7 @@ with megatron_imports():
 from asyncrl.engines.sglang.labels import DIRECT
 from asyncrl.engines.sglang.plugin.direct import DirectUpdates, around_join
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
+from asyncrl.engines.weight_sync.path_check import wait_until_served
 from tests.engines.sglang.plugin.direct_process import group_of, hash_store, met, never
 
 NUM_BYTES = 64_000_000
@@ -81,8 +82,8 @@ def trainer(device: str, backend: str, ports: list[str]) -> list[object]:
             sending = _Sending([flat], groups, [group], is_checked=False)
             time.sleep(UNTIL_GIVEN_UP_S)
             began = time.monotonic()
-            abandon(groups)
             store.close()
+            abandon(groups)
             told.append((sending.has_ended(ENDS_S), str(sending.failure)))
             dist.destroy_process_group(group)
             told.append(time.monotonic() - began)
@@ -96,6 +97,7 @@ def engine(rank: int, device: str, backend: str, ports: list[str]) -> list[objec
     def update(group: str, load_format: str) -> tuple[bool, str]:
         return hook.around_receive(never, updater, ["w"], ["uint8"], [[NUM_BYTES]], group, load_format)
 
+    wait_until_served("127.0.0.1", int(ports[0]), ENDS_S, ENDS_S)  # the driver asks the trainer first
     around_join(Updater.join, updater, "127.0.0.1", int(ports[0]), rank, 3, "group-0", backend)
     told: list[object] = [update("group-0", "flattened_bucket")]
     if rank == 1:
@@ -103,6 +105,7 @@ def engine(rank: int, device: str, backend: str, ports: list[str]) -> list[objec
         os.kill(os.getpid(), signal.SIGKILL)
     told.append(update("group-0", DIRECT))
     began = time.monotonic()
+    wait_until_served("127.0.0.1", int(ports[1]), ENDS_S, ENDS_S)
     around_join(Updater.join, updater, "127.0.0.1", int(ports[1]), 1, 2, "group-1", backend)
     told.append(update("group-1", DIRECT))
     return [*told, updater.get_model().weight[::1000].unique().tolist(), time.monotonic() - began]  # type: ignore[no-untyped-call]  # torch is untyped

@@ -20,7 +20,7 @@ from asyncrl.engines.weight_sync.path_check import PATH_CHECK, Meeting
 from asyncrl.errors import WeightUpdateFailed
 from tests.engines.sglang.plugin.direct_process import group_of, hash_store, met
 
-PATH_S = {"cpu": 2.0, "cuda": 20.0}
+PATH_S = {"cpu": 2.0, "cuda:0": 20.0}
 
 
 class Updater:

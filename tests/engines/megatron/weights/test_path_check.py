@@ -14,7 +14,9 @@ DEADLINE_S = 510
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
-@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("device", "backend"), [("cpu", "gloo"), pytest.param("cuda:0", "nccl", marks=pytest.mark.gpu)]
+)
 def test_an_engine_that_joins_and_never_sends_is_not_met_and_the_trainer_is_free(device: str, backend: str) -> None:
     """NCCL takes members that share one GPU for two machines, and communicates over a network."""
     ports = [str(free_port()) for _ in range(3)]
