@@ -137,7 +137,7 @@ def test_requests_in_flight_survive_a_weight_update(open_place: OpenPlace) -> No
     async def run() -> None:
         async with open_place() as place, asyncio.TaskGroup() as tasks:
             chunks: list[list[Chunk]] = [[] for _ in range(8)]
-            requests = [ask(place, seed, 1000) for seed in range(8)]
+            requests = [ask(place, seed, 2000) for seed in range(8)]
             running = [
                 tasks.create_task(place.engine.generate(request, mine.append))
                 for request, mine in zip(requests, chunks, strict=True)
@@ -152,7 +152,7 @@ def test_requests_in_flight_survive_a_weight_update(open_place: OpenPlace) -> No
                 versions = [chunk.version for chunk in mine]
                 assert versions == sorted(versions)
                 assert (versions[0], versions[-1]) == (place.weights.version, new.version)
-                assert sum(len(chunk.token_ids) for chunk in mine) == 1000
+                assert sum(len(chunk.token_ids) for chunk in mine) == 2000
 
     asyncio.run(run())
 

@@ -9,6 +9,7 @@ import psutil
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 from tests.integration.launcher import LEAVING_S, MARK, ROOT, RUN_S, members_of
 
@@ -28,7 +29,9 @@ def executed(folder: Path) -> Any:
         cell.source = cell.source.replace(old, new)
     for name in ("train_async.py", "configs"):
         (folder / name).symlink_to(ROOT / name)
-    client = NotebookClient(notebook, timeout=int(RUN_S), resources={"metadata": {"path": str(folder)}})
+    # Sockets in a folder: another process may take a TCP port before the kernel listens on it.
+    config = Config(KernelManager={"transport": "ipc", "ip": str(folder / "socket")})
+    client = NotebookClient(notebook, timeout=int(RUN_S), resources={"metadata": {"path": str(folder)}}, config=config)
     return client.execute()
 
 

@@ -15,7 +15,7 @@ from asyncrl.rollout_log.files import file_of
 from tests.integration.launcher import FATES, QUICKSTART, RUN_S, START_S, Launched, Outcome, run
 
 MIXTURE = ("--config", "configs/quickstart_moe.toml")
-STEPS = 8
+STEPS = 12
 SHORT = ("--num-rollout", str(STEPS), "--eval-interval", "4", "--rollout-top-p", "0.9", "--rollout-top-k", "20")
 """Each limit of sampling alone is a test of the engine's columns; both at once keep other ids than either."""
 
@@ -33,8 +33,8 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     launched = Launched(folder / "short", (*MIXTURE, *SHORT, *saves))
     launched.wait_for_output("stopping", RUN_S)
     for _ in range(6):  # Ray's core takes the handlers away while it ends
-        time.sleep(0.3)
         launched.send(signal.SIGTERM)
+        time.sleep(0.3)
     return launched.end_in_time(143)
 
 
@@ -99,10 +99,9 @@ def test_no_token_is_older_than_the_bound(short: Outcome) -> None:
 
 def test_engine_and_trainer_agree_on_log_probs(short: Outcome) -> None:
     compared = [row["train/logprob_diff"] for row in short.rows if "train/logprob_diff" in row]
-    assert len(compared) >= 2  # a step waits no more than two seconds for them
-    # A step without answers of the present weights compares older ones, for which the trainer replays the experts of
-    # their generation.  An expert that the engine no longer chooses adds to the number: 1e-4 in one step of eight, 3e-7
-    # in the others.  Weights that did not arrive give 1e-2 and more in every step.
+    # None in a step without answers of the present weights: within top-p, engines score no older ones.  About 1e-7 in
+    # the others; weights that did not arrive give 1e-2 and more in every step.
+    assert len(compared) >= 2
     assert median(compared) < 1e-5
     assert max(compared) < 1e-2
     assert short.rows[0]["lag/max"] == 0

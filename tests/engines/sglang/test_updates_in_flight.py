@@ -35,8 +35,8 @@ Updater = BroadcastUpdater | DiskUpdater
 PROMPT = tuple(range(2, 34))
 NUM_SAMPLES = 8
 NUM_UPDATES = 4
-NUM_TOKENS = 1000
-"""Length of an answer: about 5 s on two idle cores, three times as long as the updates."""
+NUM_TOKENS = 2000
+"""Length of an answer: 5 to 10 s on two idle cores, several times as long as the updates."""
 BETWEEN_S = 0.1
 """Time between two updates: about 20 tokens of every answer."""
 WAIT_S = 180.0

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from asyncrl.engines.megatron.checkpoint.directory import latest
 from tests.engines.megatron.checkpoint import dense_stage_process, two_ranks_process
 from tests.engines.megatron.families import TINY, write_tiny
@@ -15,6 +17,8 @@ from tests.ports import free_ports
 
 DEADLINE_S = 300
 """Limit for processes that import Megatron, which takes 10 to 50 s on two shared cores."""
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 60)
 
 
 def results(fault: str, folder: Path) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def trainer(device: str, backend: str, ports: list[str]) -> list[object]:
                 group_name=f"{PATH_CHECK}{number}",
                 backend=backend,
             )
-            meet_engine(where, torch.device(device), 60.0 if number == 0 else PATH_S[device])
+            meet_engine(where, torch.device(device), PATH_S[device] if number == 1 else 60.0)
         except WeightUpdateFailed as error:
             failure = str(error)
         told.append((failure, time.monotonic() - began))
