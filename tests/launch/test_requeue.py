@@ -32,12 +32,12 @@ echo "scontrol $*" >>"$CALLS"
 [[ "$*" != "show hostnames"* ]] || printf 'node-a\\nnode-b\\n'
 """
 RUN = """
+trap 'echo "checkpoint written" >>"$CALLS"; exit 143' TERM
 echo "rank $NODE_RANK of $MASTER_ADDR: $*" >>"$CALLS"
 [[ "$NODE_RANK" -eq 0 ]] || exec sleep 1000
 [[ -z "${SAVES:-}" ]] || { mkdir -p "$RUNS/model-checkpoints"; \
 echo "$SAVES" >"$RUNS/model-checkpoints/latest_checkpointed_iteration.txt"; }
 [[ -n "${CODE:-}" ]] && exit "$CODE"
-trap 'echo "checkpoint written" >>"$CALLS"; exit 143' TERM
 while true; do sleep 0.05; done
 """
 

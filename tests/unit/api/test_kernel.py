@@ -23,8 +23,9 @@ LOOP = "for step in Steps(started): print('step', step.number, flush=True)"
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Any]:
-    manager = KernelManager()
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    # Sockets in a folder: another process may take a TCP port before the kernel listens on it.
+    manager = KernelManager(transport="ipc", ip=str(tmp_path_factory.mktemp("kernel") / "socket"))
     manager.start_kernel(cwd=str(ROOT))
     client = manager.client()
     client.start_channels()

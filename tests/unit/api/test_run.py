@@ -260,7 +260,7 @@ def test_the_next_run_waits_for_one_that_was_left(start: Started) -> None:
 def test_an_interrupted_wait_ends_the_run_at_once(start: Started) -> None:
     steps = start.steps("deaf", "row:0", FOREVER)
     next(steps)
-    timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT])
+    timer = threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

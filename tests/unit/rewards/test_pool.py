@@ -102,10 +102,9 @@ def test_arguments_that_do_not_travel_cost_their_answer_alone(value: Any, failur
 
 
 def test_a_call_that_no_worker_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "LOST_S", 1.0)
-
     async def run(resources: RewardResources) -> None:
         stopped = await resources.pool.run(resolver("who"), 0)
+        monkeypatch.setattr(pool, "LOST_S", 1.0)
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(RewardFailed, match="no worker took the call within 1 s"):
             await resources.pool.run(resolver("echo"), 0)
@@ -115,9 +114,10 @@ def test_a_call_that_no_worker_takes_ends(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_call_may_take_longer_than_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that runs, and the calls that wait behind it, are not lost."""
-    monkeypatch.setattr(pool, "LOST_S", 0.2)
 
     async def run(resources: RewardResources) -> list[Any]:
+        await resources.pool.warm(120.0)
+        monkeypatch.setattr(pool, "LOST_S", 0.5)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(resources.pool.run(resolver("slow"), number)) for number in (1, 2)]
         return [task.result() for task in tasks]

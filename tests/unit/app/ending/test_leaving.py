@@ -138,7 +138,7 @@ with Signals.caught() as signals:
 """
 
 
-def signalled(body: str, clean_up: str, *numbers: signal.Signals, pause_s: float = 1.3) -> tuple[int, str]:
+def signalled(body: str, clean_up: str, *numbers: signal.Signals, pause_s: float = 3.0) -> tuple[int, str]:
     """Start the program, send it signals, and return its exit code and error output."""
     running = started(SIGNALLED.replace("{body}", body).replace("{clean_up}", clean_up))
     assert running.stdout is not None
@@ -160,7 +160,7 @@ BLOCKS = "[time.sleep(0.01) for _ in range(100_000)]"
 def test_a_second_ctrl_c_ends_at_once_also_in_a_blocked_loop(body: str, clean_up: str) -> None:
     began = time.monotonic()
     assert signalled(body, clean_up, signal.SIGINT, signal.SIGINT) == (130, AT_ONCE)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
 
 
 def test_ctrl_c_after_sigterm_ends_at_once_with_the_code_of_sigterm() -> None:

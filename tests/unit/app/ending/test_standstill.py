@@ -24,6 +24,7 @@ async def run():
     with standstill.standstill_watch({limit}, signals.code_if_received), signals.cancelling():
         print("ready", flush=True)
         await asyncio.sleep(0.2)
+        print("mine", flush=True)
         UserCalls("--buffer-filter-path 'mine.py:mine'").of(mine)({seconds})
         await asyncio.sleep({then})
 with Signals.caught() as signals:
@@ -40,8 +41,7 @@ def run(
     words = [sys.executable, "-c", program]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == "ready\n"
-        time.sleep(0.4)
+        assert [running.stdout.readline() for _ in range(2)] == ["ready\n", "mine\n"]
         for number in signals:
             running.send_signal(number)
             time.sleep(1.0)
@@ -73,7 +73,7 @@ def test_after_sigterm_the_limit_is_shorter() -> None:
 
 
 def test_a_loop_that_moves_again_goes_unharmed() -> None:
-    code, errors = run(limit=3.0, seconds=0.8, then=3.0)
+    code, errors = run(limit=5.0, seconds=3.0, then=4.0)
     assert code == 0
     assert errors.count("has stood still") == 1
     assert "--buffer-filter-path 'mine.py:mine' blocked the event loop for " in errors

@@ -18,7 +18,7 @@ from tests.unit.buffer.journal.disks import BrokenDisk, CountingDisk, FullDisk, 
 from tests.unit.buffer.journal.made import bits, finished, grown, held
 
 ROOT = Path(__file__).parents[4]
-SHORT_S = 1.0
+SHORT_S = 3.0
 """Seconds in the place of STALL_S."""
 SNAPSHOT = Snapshot(step=0, state={}, held=())
 
@@ -276,7 +276,7 @@ def test_a_stalled_disk_switches_the_journal_off_after_a_while(
         await goes_without(journal)
 
     run(work())
-    is_off(caplog, "the disk has not answered for 1 s")
+    is_off(caplog, f"the disk has not answered for {SHORT_S:g} s")
     before = len(threading.enumerate())
     disk.continues.set()
     ended(
@@ -305,7 +305,7 @@ def test_a_disk_that_stalls_at_the_end_does_not_hold_the_end_up(
 
     run(work())
     disk.continues.set()
-    is_off(caplog, "the disk has not answered for 1 s")
+    is_off(caplog, f"the disk has not answered for {SHORT_S:g} s")
 
 
 def test_a_folder_that_cannot_be_made_switches_the_journal_off(

@@ -49,6 +49,7 @@ def test_ray_can_be_started_without_its_autoscaler() -> None:
 
 
 def test_a_port_is_chosen_once_while_the_process_lives_that_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "PORTS", range(5_000, 9_000))  # no other process of the tests chooses among these
     few = NetworkPlace().free_ports(8)
     NetworkPlace().free_ports(0)
     monkeypatch.setattr(actors, "PORTS", few)

@@ -65,13 +65,14 @@ async def _silent(seconds: float | None) -> str:
         await asyncio.sleep(seconds)
         async with await asyncio.start_server(lambda reader, writer: writer.close(), host, port):
             await asyncio.sleep(1.5)
+            assert not watching.done()
             watching.cancel()
             return "running"
 
 
 def test_a_gcs_that_is_restarted_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_health, "TRY_EVERY_S", 0.05)
-    monkeypatch.setattr(ray_health, "UNREACHABLE_S", 1.0)
+    monkeypatch.setattr(ray_health, "UNREACHABLE_S", 1.5)
     assert asyncio.run(_silent(0.5)) == "running"
 
 

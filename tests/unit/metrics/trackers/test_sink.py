@@ -139,6 +139,8 @@ def test_a_call_that_hangs_for_ever_delays_neither_rows_nor_the_end(
     started = time.monotonic()
     for row in rows(3):
         sink.write(row)
+    if call == "finish":
+        tracker.wait_for(3)
     sink.close()
     assert time.monotonic() - started < FOR_EVER / 4
     assert tracker.abandoned == 2

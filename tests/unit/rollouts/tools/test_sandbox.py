@@ -70,10 +70,10 @@ def test_cpu_time_is_limited(isolation: Isolation) -> None:
 def test_wall_time_is_limited_for_the_whole_tree(isolation: Isolation) -> None:
     code = "import os, time\nif os.fork() == 0:\n    os.setsid()\nprint('up', flush=True)\ntime.sleep(1234.5)"
     began = time.monotonic()
-    result = run(code, isolation, wall_s=1.0)
+    result = run(code, isolation, wall_s=5.0)
     assert result.is_late
     assert result.text == "up\nup\n[time limit exceeded]"
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 15
     assert not sleeping("1234.5")
 
 

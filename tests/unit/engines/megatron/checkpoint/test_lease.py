@@ -25,6 +25,9 @@ sys.stdin.readline()
 holder.release()
 """
 
+LONG_S, SOON_S = 60.0, 10.0
+"""A time after which claims expire, and a limit for takes that do not wait for it, on a busy disk."""
+
 
 def quiet(line: str) -> None:
     pass
@@ -70,11 +73,14 @@ def test_tokens_increase_and_the_newest_claim_stays(root: Path) -> None:
         assert files(root) == [f"{token:07}.json", f"{token:07}.released"]
 
 
-def test_a_second_run_is_told_who_holds_the_folder(root: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_second_run_is_told_who_holds_the_folder(
+    root: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "EXPIRES_S", LONG_S)
     run, began = line_of(holder), time.monotonic()
     with pytest.raises(NotNow) as error:
         take(root, quiet)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < SOON_S
     assert str(error.value).startswith(f"save {root} is held by run {run} (process {holder.pid} on ")
     assert str(error.value).endswith(": end that run, or give another folder")
     assert ") since 20" in str(error.value)
@@ -82,16 +88,22 @@ def test_a_second_run_is_told_who_holds_the_folder(root: Path, holder: subproces
     assert len(files(root)) == 1
 
 
-def test_a_run_resumes_at_once_after_its_own_kill(root: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_run_resumes_at_once_after_its_own_kill(
+    root: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "EXPIRES_S", LONG_S)
     line_of(holder)
     holder.kill()  # a zombie now: this process has not waited for it
     began = time.monotonic()
     assert take(root, quiet).token == 2
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < SOON_S
     holder.wait()
 
 
-def test_a_run_that_ended_leaves_the_folder_free(root: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_run_that_ended_leaves_the_folder_free(
+    root: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "EXPIRES_S", LONG_S)
     line_of(holder)
     on_another_machine(root, 1)
     assert holder.stdin is not None
@@ -100,7 +112,7 @@ def test_a_run_that_ended_leaves_the_folder_free(root: Path, holder: subprocess.
     assert holder.wait() == 0
     began = time.monotonic()
     assert take(root, quiet).token == 2
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < SOON_S
 
 
 def test_a_run_on_another_machine_that_is_silent_has_expired(
@@ -113,7 +125,7 @@ def test_a_run_on_another_machine_that_is_silent_has_expired(
     began = time.monotonic()
     claim = take(root, lines.append)
     assert claim.token == 2
-    assert 0.6 <= time.monotonic() - began < 2.0
+    assert 0.6 <= time.monotonic() - began < 20.0
     (line,) = lines
     assert line.startswith(f"save {root}: waiting up to 0.6 s for a sign of run ")
     assert f"(process {holder.pid} on node7)" in line
