@@ -105,9 +105,9 @@ class RayTrainer:
         """See ``WeightSender.weight_buckets``."""
         return await self._first(lambda rank: rank.weight_buckets())
 
-    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+    async def open_group(self, *, master_address: str, master_port: int, group_name: str) -> None:
         """See ``WeightSender.open_group``."""
-        await self._concurrently(lambda rank: rank.open_group(master_address, master_port, world_size, group_name))
+        await self._concurrently(lambda rank: rank.open_group(master_address, master_port, group_name))
 
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str

@@ -175,14 +175,14 @@ class MegatronRank:
         """Return the buckets of a weight update in the order of sending, which never changes."""
         return self._weight_sender.buckets
 
-    def open_group(self, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+    def open_group(self, master_address: str, master_port: int, group_name: str) -> None:
         """Serve the store of an update group from now on.  Leaves an earlier group.
 
         Another thread may call it while this rank trains.  Raises WeightUpdateFailed.
         """
         self._leave_engines()
         try:
-            self._group_stores.add(group_name, GroupStore(master_address, master_port, world_size))
+            self._group_stores.add(group_name, GroupStore(master_address, master_port))
         except RuntimeError as error:
             raise WeightUpdateFailed(f"cannot serve the store of update group {group_name}: {error}") from error
 
@@ -195,7 +195,7 @@ class MegatronRank:
         abandoned.
         """
         if (store := self._group_stores.of(group_name)) is None:
-            self.open_group(master_address, master_port, world_size, group_name)
+            self.open_group(master_address, master_port, group_name)
             store = self._group_stores.of(group_name)
         assert store is not None
         try:
@@ -238,10 +238,15 @@ class MegatronRank:
         # Invariant: the store is closed first.  A thread that waits in it holds the only connection of this process,
         # and engines take a group without a store for abandoned.
         self._group_stores.give_up(group_name)
+        if not self._is_in(group_name):  # another group may be about to be left, which takes a while
+            return
         with self._abandon_lock:
-            groups = self._update_groups
-            if groups is not None and groups.main.group_name == group_name:
-                abandon(groups)
+            if self._update_groups is not None and self._is_in(group_name):
+                abandon(self._update_groups)
+
+    def _is_in(self, group_name: str) -> bool:
+        groups = self._update_groups
+        return groups is not None and groups.main.group_name == group_name
 
     def snapshot(self, is_checked: bool, by_part: bool = False) -> bool:
         """Copy the present weights and start to broadcast the copy from rank 0 to the engines.

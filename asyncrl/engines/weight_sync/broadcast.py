@@ -46,7 +46,7 @@ class WeightSender(TrainerEnd, Protocol):
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
         """Return the buckets in the order in which they are sent; the same for every update."""
 
-    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+    async def open_group(self, *, master_address: str, master_port: int, group_name: str) -> None:
         """Serve the rendezvous of a group at ``master_port`` until the group is left; possible while training."""
 
     async def join_engines(
@@ -204,10 +204,7 @@ class BroadcastUpdater:
         world_size = 1 + sum(engine.num_ranks for engine in self._round.engines)
         # First, so that an engine that meets a closed port knows that the group was given up.
         opening = self._sender.open_group(
-            master_address=self._master_address,
-            master_port=master_port,
-            world_size=world_size,
-            group_name=self.group_name,
+            master_address=self._master_address, master_port=master_port, group_name=self.group_name
         )
         await ask_one("opening the weight-update group", "trainer", opening, self._timeout_s)
         joining = {

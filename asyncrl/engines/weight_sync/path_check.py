@@ -8,8 +8,11 @@ An engine whose path for collectives is cut, or loses large packets, may still a
 Importing this module imports no torch, because the driver uses its names.
 """
 
+import importlib
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -26,7 +29,7 @@ LOOK_EVERY_S = 0.001
 """Seconds between two checks for completion."""
 KNOCK_EVERY_S = 0.1
 """Seconds between two attempts to reach a store."""
-_KEY = "asyncrl-met"
+_CAME, _MET = "asyncrl-came", "asyncrl-met"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,26 @@ def _knocked(address: str, port: int, within_s: float) -> OSError | None:
     return None
 
 
+@contextmanager
+def connecting_within(seconds: float) -> Iterator[None]:
+    """Limit the time for connecting to a store that torch's rendezvous makes within this context.
+
+    Waits in the store keep the limit that the caller sets once there is a connection.
+    """
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of this name
+    theirs = rendezvous.TCPStore
+
+    # Invariant: ``_create_c10d_store`` looks the name up in this module at each call, and passes keywords only.
+    def limited(**asked: Any) -> Any:
+        return theirs(**{**asked, "timeout": min(asked["timeout"], timedelta(seconds=seconds))})
+
+    rendezvous.TCPStore = limited
+    try:
+        yield
+    finally:
+        rendezvous.TCPStore = theirs
+
+
 def meet(group: Any, device: Any, within_s: float) -> None:
     """Sum a tensor over all members of the group, which must do the same, and tell them that this one is done.
 
@@ -74,6 +97,10 @@ def meet(group: Any, device: Any, within_s: float) -> None:
 
     from asyncrl.engines.weight_sync.group_abort import store_of, wait_on_stream
 
+    store = store_of(group)
+    store.set(f"{_CAME}-{group.rank()}", "")
+    # Nothing ends the forming of an NCCL communicator, so all members must be there.
+    store.wait([f"{_CAME}-{rank}" for rank in range(group.size())], timedelta(seconds=within_s))
     flat = torch.ones(NUM_BYTES // 4, device=device)
     # Invariant: before ``is_done`` the host waits for no GPU work, which would never end behind a collective that a
     # member does not enter.
@@ -93,12 +120,12 @@ def meet(group: Any, device: Any, within_s: float) -> None:
         work.wait()  # raises the error of a collective that has failed
     if not bool((flat == group.size()).all()):
         raise RuntimeError("the collective was aborted")
-    store_of(group).set(f"{_KEY}-{group.rank()}", "")
+    store.set(f"{_MET}-{group.rank()}", "")
 
 
 def wait_until_all_met(group: Any, within_s: float) -> None:
     """Return once all other members have met, so that the group can be left.  Raises RuntimeError."""
     from asyncrl.engines.weight_sync.group_abort import store_of
 
-    keys = [f"{_KEY}-{rank}" for rank in range(1, group.size())]
+    keys = [f"{_MET}-{rank}" for rank in range(1, group.size())]
     store_of(group).wait(keys, timedelta(seconds=within_s))

@@ -22,7 +22,10 @@ def meet_engine(where: Meeting, device: torch.device, timeout_s: float) -> None:
 
     Raises WeightUpdateFailed after about ``timeout_s``.
     """
-    thread = _MeetingThread(where, device, timeout_s)
+    try:
+        thread = _MeetingThread(where, device, timeout_s)
+    except RuntimeError as error:
+        raise WeightUpdateFailed(f"cannot serve the store of {where.group_name}: {error}") from error
     if not thread.has_ended(timeout_s):
         thread.give_up()
         raise WeightUpdateFailed(f"did not meet the engine within {timeout_s:g} s")
@@ -43,7 +46,7 @@ class _MeetingThread:
         self._where = where
         self._device = device
         self._timeout_s = timeout_s
-        self._store = GroupStore(where.master_address, where.master_port, where.world_size)
+        self._store = GroupStore(where.master_address, where.master_port)
         self._group: dist.ProcessGroup | None = None
         self._thread = Thread(target=self._run, name="asyncrl-path-check", daemon=True)
         self._thread.start()
@@ -55,9 +58,8 @@ class _MeetingThread:
 
     def give_up(self) -> None:
         """Abort the group or its forming.  A thread that nevertheless stays is left alone, with the little it holds."""
-        if self._group is None:
-            self._store.close()
-        else:
+        self._store.close()  # first: a thread that waits in the store holds its connection
+        if self._group is not None:
             abandon(UpdateGroups(main=self._group))
         if not self.has_ended(FREED_S):
             logger.warning("the path check %s still waits for its engine, in a thread", self._where.group_name)

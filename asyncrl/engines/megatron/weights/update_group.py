@@ -6,9 +6,9 @@ them takes 4 to 9 s and 1,700 modules.  ``tests/engines/megatron/weights/test_up
 
 import importlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
-from threading import Lock
+from threading import Lock, Timer
 from typing import Any
 
 import torch
@@ -27,76 +27,42 @@ INTERNALS = (Internal(name="torch.distributed.rendezvous.TCPStore", used_in=__na
 JOIN_S = 60.0
 """The deadline for all members to join, in seconds.  They are asked at the same time, and an engine joins between two
 forward passes."""
-RELEASE_S = 5.0
-"""The deadline for each connection that releases a thread from its wait for members, in seconds."""
 
 
 class GroupStore:
     """The store through which the members of one group find each other; its rank 0 serves it until it is closed.
 
-    Any thread may close it, also while another one waits for the members.  All who wait in the store then get an error,
-    in this process and in others.
+    Any thread may close it.  All who wait in the store then get an error, in this process and in others.
     """
 
-    def __init__(self, address: str, port: int, world_size: int) -> None:
+    def __init__(self, address: str, port: int) -> None:
         """Serve the store.  Raises RuntimeError if the port is taken."""
-        self._address = address
-        self._port = port
-        self._world_size = world_size
-        self._lock = Lock()
-        self._is_closed = False
-        self._is_waiting = False
-        # Invariant: nothing else refers to this object, and to that of ``met`` only ``met``.  Their destructors are all
-        # that stops the server, which they share.
-        self._server: distributed_c10d.Store | None = self._connected(JOIN_S, is_master=True, wait_for_workers=False)
+        # Invariant: nothing else refers to the server.  Its destructor is all that stops it.
+        self._server: distributed_c10d.Store | None = _connected(address, port, is_master=True)
+        self.connection = _connected(address, port, is_master=False)
+        """The connection through which this process's member waits."""
 
-    def met(self, timeout_s: float) -> distributed_c10d.Store:
-        """Wait for all members, for at most ``JOIN_S``, and return a connection to the store.
-
-        ``timeout_s`` limits later waits in the store.  Raises RuntimeError, at once if the store is closed.
-        """
-        with self._lock:
-            self._raise_if_closed()
-            self._is_waiting = True
-        try:
-            self._connected(min(timeout_s, JOIN_S), is_master=True)
-        finally:
-            self._is_waiting = False
-        with self._lock:  # held until there is a connection: connecting to a closed server would wait
-            self._raise_if_closed()
-            return self._connected(timeout_s)
+    @property
+    def is_closed(self) -> bool:
+        """Whether the store is served no longer."""
+        return self._server is None
 
     def close(self) -> None:
         """Stop serving."""
-        with self._lock:
-            self._is_closed, self._server = True, None
-        if self._is_waiting:  # torch has no way to end it: come in the place of all members
-            with suppress(RuntimeError):
-                for _ in range(1, self._world_size):
-                    self._connected(RELEASE_S)
+        self._server = None
 
-    def _raise_if_closed(self) -> None:
-        if self._is_closed:
-            raise RuntimeError("the group was given up")
 
-    def _connected(
-        self, timeout_s: float, *, is_master: bool = False, wait_for_workers: bool = True
-    ) -> distributed_c10d.Store:
-        """Return a connection, which counts as a member; with ``is_master``, one that serves the store as well.
-
-        With both flags, it returns once all members have come.
-        """
-        # ``listening.bind_stores`` replaces the name in its module.
-        store: distributed_c10d.Store = rendezvous.TCPStore(
-            host_name=self._address,
-            port=self._port,
-            world_size=self._world_size,
-            is_master=is_master,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=wait_for_workers,
-            multi_tenant=True,  # of several that serve one port, the first one starts the server
-        )
-        return store
+def _connected(address: str, port: int, *, is_master: bool) -> distributed_c10d.Store:
+    # ``listening.bind_stores`` replaces the name in its module.
+    store: distributed_c10d.Store = rendezvous.TCPStore(
+        host_name=address,
+        port=port,
+        world_size=None,
+        is_master=is_master,
+        timeout=timedelta(seconds=JOIN_S),
+        wait_for_workers=False,  # nothing ends that wait; members wait in the store instead
+    )
+    return store
 
 
 class GroupStores:
@@ -139,12 +105,24 @@ class GroupStores:
 def join_update_group(
     store: GroupStore, world_size: int, group_name: str, backend: str, timeout_s: float
 ) -> dist.ProcessGroup:
-    """Wait until all members have joined, for at most ``JOIN_S``, and return the group.  Raises RuntimeError.
+    """Join the group as its rank 0 and return it.  Raises RuntimeError, at once if another thread closes the store.
 
+    With gloo this waits for the other members, for at most ``JOIN_S``; with NCCL the first collective does.
     ``timeout_s`` limits the group's collectives with gloo.  With NCCL the waiting sides have deadlines
     (``weight_sender``, ``arrival``).  SGLang uses the same private names of torch on its side.
     """
-    return make_group(store.met(timeout_s), 0, world_size, name=group_name, backend=backend, timeout_s=timeout_s)
+    store.connection.set_timeout(timedelta(seconds=timeout_s))
+    late = Timer(JOIN_S, store.close)
+    late.daemon = True
+    late.start()
+    try:
+        return make_group(store.connection, 0, world_size, name=group_name, backend=backend, timeout_s=timeout_s)
+    except RuntimeError as error:
+        if store.is_closed:
+            raise RuntimeError("a member did not come, and the group was given up") from error
+        raise
+    finally:
+        late.cancel()
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:

@@ -48,7 +48,7 @@ from asyncrl.engines.sglang.plugin.expert_parts import (
 )
 from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck, load_alone
 from asyncrl.engines.weight_sync.expert_parts import asked_parts
-from asyncrl.engines.weight_sync.path_check import MET, PATH_CHECK, PATH_S, wait_until_served
+from asyncrl.engines.weight_sync.path_check import MET, PATH_CHECK, PATH_S, connecting_within, wait_until_served
 from asyncrl.internals import Internal, unlike
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
@@ -62,10 +62,12 @@ SERVED_S = 60.0
 REFUSED_S = 1.0
 """Seconds after which a closed port means that the group was given up: the trainer serves its store before it asks.
 
-torch would wait for half an hour, and this server with it.
+torch would try for half an hour to connect, and this server would stand still.
 """
-MEETING_S = 2 * PATH_S
+MEETING_S = PATH_S + 5.0
 """The same for a path check, which asks both sides at once: the trainer may first have to leave another one."""
+CONNECT_S = 10.0
+"""Seconds for torch's connection to the store, which may be closed after it was found open."""
 _ALIGNMENT = 64
 """The buffers' sizes are multiples of this number of bytes, a multiple of every dtype's element size."""
 
@@ -143,7 +145,7 @@ def around_join(
             wait_until_served(master_address, int(master_port), SERVED_S, refused_s)
         except TimeoutError as error:
             return False, str(error)
-        with without_watchdog():
+        with without_watchdog(), connecting_within(CONNECT_S):
             joined = original(updater, master_address, master_port, rank_offset, world_size, group_name, backend)
         return _met(updater, group_name) if joined[0] and group_name.startswith(PATH_CHECK) else joined
     failure = None

@@ -104,7 +104,7 @@ class SimTrainer:
             for number in range(self._setting.num_buckets)
         )
 
-    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+    async def open_group(self, *, master_address: str, master_port: int, group_name: str) -> None:
         """See ``WeightSender.open_group``."""
         await asyncio.sleep(0.001)
 

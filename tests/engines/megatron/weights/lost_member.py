@@ -72,7 +72,7 @@ class Updater:
 def trainer(device: str, backend: str, ports: list[str]) -> list[object]:
     told: list[object] = []
     for number, (port, size) in enumerate(zip(ports, (3, 2), strict=True)):
-        store = GroupStore("127.0.0.1", int(port), size)
+        store = GroupStore("127.0.0.1", int(port))
         group = join_update_group(store, size, f"group-{number}", backend, ENDS_S)
         groups = UpdateGroups(main=group)
         flat = torch.full((NUM_BYTES,), 1 + number, dtype=torch.uint8, device=device)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from asyncrl.engines.megatron.weights.engine_meeting import meet_engine
 from asyncrl.engines.sglang.plugin.direct import around_join
-from asyncrl.engines.weight_sync.path_check import PATH_CHECK, Meeting
+from asyncrl.engines.weight_sync.path_check import PATH_CHECK, Meeting, wait_until_served
 from asyncrl.errors import WeightUpdateFailed
 from tests.engines.sglang.plugin.direct_process import group_of, hash_store, met
 
@@ -62,6 +62,7 @@ def engine(device: str, backend: str, ports: list[str]) -> list[object]:
 
     def join(number: int) -> tuple[bool, str]:
         where = "127.0.0.1", int(ports[number]), 1, 2, f"{PATH_CHECK}{number}", backend
+        wait_until_served(*where[:2], 120.0, 120.0)  # the driver asks both sides at once
         return updater.join(*where) if number == 1 else around_join(Updater.join, updater, *where)
 
     return [join(number) for number in range(len(ports))]

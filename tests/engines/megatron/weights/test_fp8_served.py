@@ -48,8 +48,8 @@ class Sender:
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
         return self._rank.weight_buckets()
 
-    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
-        await asyncio.to_thread(self._rank.open_group, master_address, master_port, world_size, group_name)
+    async def open_group(self, *, master_address: str, master_port: int, group_name: str) -> None:
+        await asyncio.to_thread(self._rank.open_group, master_address, master_port, group_name)
 
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str

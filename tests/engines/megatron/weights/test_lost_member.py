@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import time
+from datetime import timedelta
 
 import pytest
+from torch.distributed.rendezvous import rendezvous
 
 from asyncrl.engines.sglang.labels import RECORDED
 from asyncrl.engines.sglang.plugin.direct import around_join
@@ -83,6 +85,21 @@ def test_a_server_does_not_wait_for_a_group_that_was_given_up() -> None:
     assert time.monotonic() - began < 10.0
     assert not is_joined
     assert "the trainer serves no store for the group at 127.0.0.1:" in said
+
+
+def test_a_server_does_not_connect_for_ever_to_a_store_that_has_just_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was open a moment before."""
+    monkeypatch.setattr("asyncrl.engines.sglang.plugin.direct.wait_until_served", lambda *where: None)
+    monkeypatch.setattr("asyncrl.engines.sglang.plugin.direct.CONNECT_S", 1.0)
+
+    def join(updater: str, address: str, port: int, rank: int, size: int, name: str, backend: str) -> tuple[bool, str]:
+        with pytest.raises(RuntimeError):
+            next(rendezvous(f"tcp://{address}:{port}", rank, size, timeout=timedelta(minutes=30)))
+        return False, "not joined"
+
+    began = time.monotonic()
+    assert around_join(join, "updater", "127.0.0.1", free_port(), 1, 2, "weights") == (False, "not joined")
+    assert time.monotonic() - began < 20.0
 
 
 def test_servers_join_update_groups_without_a_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:

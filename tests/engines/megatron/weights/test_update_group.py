@@ -64,7 +64,7 @@ def test_a_group_has_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
     dist.Backend.register_backend("looking", make, devices=["cpu"])
-    store = GroupStore("127.0.0.1", free_port(), 1)
+    store = GroupStore("127.0.0.1", free_port())
     group = join_update_group(store, 1, "weights", "looking", 30.0)
     dist.destroy_process_group(group)
     assert made_with == ["1"]

@@ -98,7 +98,7 @@ class Trainer(Recorder, TwoBuckets):
         self._copies = copies
         self._keeps = keeps
 
-    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+    async def open_group(self, *, master_address: str, master_port: int, group_name: str) -> None:
         await asyncio.sleep(0)
         self.opened.append(group_name)
 

@@ -90,7 +90,7 @@ class Trainer(Recorder, TwoBuckets):
         super().__init__(step)
         self._network = network
 
-    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+    async def open_group(self, *, master_address: str, master_port: int, group_name: str) -> None:
         await asyncio.sleep(0)
 
     async def join_engines(

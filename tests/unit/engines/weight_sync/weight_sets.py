@@ -55,10 +55,10 @@ class SendsWeights:
             for names in self._parts
         )
 
-    async def open_group(self, *, master_address: str, master_port: int, world_size: int, group_name: str) -> None:
+    async def open_group(self, *, master_address: str, master_port: int, group_name: str) -> None:
         from asyncrl.engines.megatron.weights.update_group import GroupStore
 
-        self._store = await asyncio.to_thread(GroupStore, master_address, master_port, world_size)
+        self._store = await asyncio.to_thread(GroupStore, master_address, master_port)
 
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
