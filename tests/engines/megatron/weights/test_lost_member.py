@@ -88,7 +88,7 @@ def test_a_server_does_not_wait_for_a_group_that_was_given_up() -> None:
 
 
 def test_a_server_does_not_connect_for_ever_to_a_store_that_has_just_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was open a moment before."""
+    """The port was open a moment before."""
     monkeypatch.setattr("asyncrl.engines.sglang.plugin.direct.wait_until_served", lambda *where: None)
     monkeypatch.setattr("asyncrl.engines.sglang.plugin.direct.CONNECT_S", 1.0)
 
