@@ -130,6 +130,18 @@ def test_a_group_that_is_abandoned_while_it_forms_frees_all_its_members(
         assert said == "DistNetworkError\n"
 
 
+def test_a_store_that_closes_at_any_moment_frees_who_joins() -> None:
+    """The driver gives a group up within a millisecond if the port of a dead engine is closed."""
+    for number in range(10):
+        store = GroupStore("127.0.0.1", free_port())
+        with ThreadPoolExecutor(1) as threads:
+            joining = threads.submit(join_update_group, store, 2, f"weights-{number}", "gloo", 600.0)
+            time.sleep(number / 2_500)
+            store.close()
+            with pytest.raises(RuntimeError, match="the group was given up"):
+                joining.result(JOIN_S / 2)
+
+
 def test_a_group_may_be_abandoned_before_its_turn_comes(tmp_path: Path) -> None:
     with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
         rank.abandon("weights-1")
