@@ -30,7 +30,7 @@ def meet_engine(where: Meeting, device: torch.device, timeout_s: float) -> None:
         thread.give_up()
         raise WeightUpdateFailed(f"did not meet the engine within {timeout_s:g} s")
     if thread.failure is not None:
-        raise WeightUpdateFailed(f"did not meet the engine: {thread.failure}") from thread.failure
+        raise WeightUpdateFailed(f"did not meet the engine: {thread.failure}")
 
 
 class _MeetingThread:
@@ -41,8 +41,8 @@ class _MeetingThread:
 
     def __init__(self, where: Meeting, device: torch.device, timeout_s: float) -> None:
         # Invariant: only the thread uses the group, and it alone leaves it.  The waiting thread may abort the group,
-        # which any thread may.  ``failure`` is read only after the thread has ended.
-        self.failure: Exception | None = None
+        # which any thread may.  ``failure`` is read only after the thread has ended; an exception would keep the group.
+        self.failure: str | None = None
         self._where = where
         self._device = device
         self._timeout_s = timeout_s
@@ -78,6 +78,6 @@ class _MeetingThread:
                 abandon(UpdateGroups(main=group))
                 dist.destroy_process_group(group)
         except (RuntimeError, TimeoutError, ValueError) as error:
-            self.failure = error
+            self.failure = str(error)
         finally:
             self._store.close()

@@ -187,7 +187,7 @@ class RankWeightSender:
             raise WeightUpdateFailed(f"the weights were not delivered {FINISH_S:g} s after the update")
         self._sending = None
         if sending.failure is not None:
-            raise WeightUpdateFailed(f"the weights were not delivered: {sending.failure}") from sending.failure
+            raise WeightUpdateFailed(f"the weights were not delivered: {sending.failure}")
 
     def abandon(self) -> None:
         """Stop sending.  The group cannot be used any more."""
@@ -231,7 +231,9 @@ class _Sending:
         # Invariant: until ``has_ended`` the buckets belong to the thread.  ``RankWeightSender`` calls ``finish`` before
         # it writes to them; otherwise engines would receive a mix of two versions.  ``failure`` is read only after the
         # thread has ended.
-        self.failure: Exception | None = None
+        # It is a text: an exception refers to the frames that have the groups.  gloo leaves a group only once nothing
+        # refers to it, and until then its members may wait in it.
+        self.failure: str | None = None
         self._flats = flats
         self._route = route
         self._is_checked = is_checked
@@ -248,7 +250,7 @@ class _Sending:
             with stream_of_its_own(self._flats[0].device):
                 _broadcast(zip(self._flats, self._route, strict=True), self.groups, is_checked=self._is_checked)
         except (RuntimeError, ValueError) as error:  # ValueError: this rank left the group meanwhile
-            self.failure = error
+            self.failure = str(error)
 
 
 class _Copies:

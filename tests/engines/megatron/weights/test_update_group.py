@@ -1,10 +1,12 @@
 """The trainer's end of a weight update against SGLang's end."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -12,10 +14,12 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed import distributed_c10d
 
+from asyncrl.engines.megatron.weights import weight_sender
 from asyncrl.engines.megatron.weights.update_group import JOIN_S, GroupStore, join_update_group
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups
 from asyncrl.errors import WeightUpdateFailed
@@ -89,6 +93,13 @@ def test_joining_without_engines_ends_within_its_deadline(tmp_path: Path, monkey
         assert time.monotonic() - began < 20.0
 
 
+class Group:
+    """The place of a process group."""
+
+    def __str__(self) -> str:
+        return "a group"
+
+
 def member(port: int, world_size: int, *, is_in_the_group: bool) -> subprocess.Popen[str]:
     """A process that comes as rank 1 of a group, and prints its error once nothing can become of that."""
     lines = [
@@ -128,6 +139,26 @@ def test_a_group_that_is_abandoned_while_it_forms_frees_all_its_members(
         said, _ = engine.communicate(timeout=JOIN_S / 2)
         assert time.monotonic() - began < JOIN_S / 2
         assert said == "DistNetworkError\n"
+
+
+def test_a_broadcast_that_failed_keeps_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo leaves a group with its last reference, and engines wait in it for as long."""
+
+    def fails(sent: object, groups: UpdateGroups, *, is_checked: bool) -> None:
+        raise RuntimeError(f"a member of {groups.main} is gone")
+
+    monkeypatch.setattr(weight_sender, "_broadcast", fails)
+    groups = UpdateGroups(main=Group())  # type: ignore[arg-type]  # never used
+    group = weakref.ref(groups.main)
+    gc.disable()
+    try:
+        sending = weight_sender._Sending([torch.ones(1)], groups, [groups.main], is_checked=False)  # noqa: SLF001
+        assert sending.has_ended(20.0)
+        assert str(sending.failure) == "a member of a group is gone"
+        del sending, groups
+        assert group() is None
+    finally:
+        gc.enable()
 
 
 def test_a_store_that_closes_at_any_moment_frees_who_joins() -> None:
