@@ -180,24 +180,26 @@ class MegatronRank:
 
         Another thread may call it while this rank trains.  Raises WeightUpdateFailed.
         """
+        self._opened(master_address, master_port, group_name)
+
+    def _opened(self, master_address: str, master_port: int, group_name: str) -> GroupStore:
         self._leave_engines()
         try:
-            self._group_stores.add(group_name, GroupStore(master_address, master_port))
+            store = GroupStore(master_address, master_port)
         except RuntimeError as error:
             raise WeightUpdateFailed(f"cannot serve the store of update group {group_name}: {error}") from error
+        self._group_stores.add(group_name, store)
+        return store
 
     def join_engines(
         self, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
-        """Form the update group, as its rank 0, with engines that join at the same time.
+        """Form the update group, as its rank 0, with engines that join at the same time.  Opens it if it is not open.
 
         Another thread may call it while this rank trains.  Raises WeightUpdateFailed, at once if the group is
         abandoned.
         """
-        if (store := self._group_stores.of(group_name)) is None:
-            self.open_group(master_address, master_port, group_name)
-            store = self._group_stores.of(group_name)
-        assert store is not None
+        store = self._group_stores.of(group_name) or self._opened(master_address, master_port, group_name)
         try:
             group = join_update_group(store, world_size, group_name, backend, self._settings.timeout_s)
         except RuntimeError as error:

@@ -8,11 +8,7 @@ An engine whose path for collectives is cut, or loses large packets, may still a
 Importing this module imports no torch, because the driver uses its names.
 """
 
-import importlib
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,8 +23,6 @@ NUM_BYTES = 1 << 20
 """Bytes that each member sends: many full packets, because a path may lose only those."""
 LOOK_EVERY_S = 0.001
 """Seconds between two checks for completion."""
-KNOCK_EVERY_S = 0.1
-"""Seconds between two attempts to reach a store."""
 _CAME, _MET = "asyncrl-came", "asyncrl-met"
 
 
@@ -44,49 +38,6 @@ class Meeting:
     backend: str
 
 
-def wait_until_served(address: str, port: int, within_s: float, refused_s: float) -> None:
-    """Return once a group's store is served at the address.
-
-    Raises TimeoutError, with the last failure's words: after ``refused_s`` if the port is closed, else after
-    ``within_s``.
-    """
-    began = time.monotonic()
-    while (failure := _knocked(address, port, within_s)) is not None:
-        limit_s = refused_s if isinstance(failure, ConnectionRefusedError) else within_s
-        if time.monotonic() > began + limit_s:
-            raise TimeoutError(f"the trainer serves no store for the group at {address}:{port}: {failure}")
-        time.sleep(KNOCK_EVERY_S)
-
-
-def _knocked(address: str, port: int, within_s: float) -> OSError | None:
-    """Connect once; return the failure."""
-    try:
-        socket.create_connection((address, port), timeout=within_s).close()
-    except OSError as error:
-        return error
-    return None
-
-
-@contextmanager
-def connecting_within(seconds: float) -> Iterator[None]:
-    """Limit the time for connecting to a store that torch's rendezvous makes within this context.
-
-    Waits in the store keep the limit that the caller sets once there is a connection.
-    """
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of this name
-    theirs = rendezvous.TCPStore
-
-    # Invariant: ``_create_c10d_store`` looks the name up in this module at each call, and passes keywords only.
-    def limited(**asked: Any) -> Any:
-        return theirs(**{**asked, "timeout": min(asked["timeout"], timedelta(seconds=seconds))})
-
-    rendezvous.TCPStore = limited
-    try:
-        yield
-    finally:
-        rendezvous.TCPStore = theirs
-
-
 def meet(group: Any, device: Any, within_s: float) -> None:
     """Sum a tensor over all members of the group, which must do the same, and tell them that this one is done.
 
@@ -98,9 +49,7 @@ def meet(group: Any, device: Any, within_s: float) -> None:
     from asyncrl.engines.weight_sync.group_abort import store_of, wait_on_stream
 
     store = store_of(group)
-    store.set(f"{_CAME}-{group.rank()}", "")
-    # Nothing ends the forming of an NCCL communicator, so all members must be there.
-    store.wait([f"{_CAME}-{rank}" for rank in range(group.size())], timedelta(seconds=within_s))
+    _wait_until_all_came(store, group.rank(), group.size(), within_s)
     flat = torch.ones(NUM_BYTES // 4, device=device)
     # Invariant: before ``is_done`` the host waits for no GPU work, which would never end behind a collective that a
     # member does not enter.
@@ -121,6 +70,12 @@ def meet(group: Any, device: Any, within_s: float) -> None:
     if not bool((flat == group.size()).all()):
         raise RuntimeError("the collective was aborted")
     store.set(f"{_MET}-{group.rank()}", "")
+
+
+def _wait_until_all_came(store: Any, rank: int, size: int, within_s: float) -> None:
+    """Return once all members are there: nothing ends the forming of an NCCL communicator without one of them."""
+    store.set(f"{_CAME}-{rank}", "")
+    store.wait([f"{_CAME}-{each}" for each in range(size)], timedelta(seconds=within_s))
 
 
 def wait_until_all_met(group: Any, within_s: float) -> None:

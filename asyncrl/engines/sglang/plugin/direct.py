@@ -48,7 +48,8 @@ from asyncrl.engines.sglang.plugin.expert_parts import (
 )
 from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck, load_alone
 from asyncrl.engines.weight_sync.expert_parts import asked_parts
-from asyncrl.engines.weight_sync.path_check import MET, PATH_CHECK, PATH_S, connecting_within, wait_until_served
+from asyncrl.engines.weight_sync.path_check import MET, PATH_CHECK, PATH_S
+from asyncrl.engines.weight_sync.store_connection import connecting_within, wait_until_served
 from asyncrl.internals import Internal, unlike
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"

@@ -25,7 +25,7 @@ with megatron_imports():
 from asyncrl.engines.sglang.labels import DIRECT
 from asyncrl.engines.sglang.plugin.direct import DirectUpdates, around_join
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
-from asyncrl.engines.weight_sync.path_check import wait_until_served
+from asyncrl.engines.weight_sync.store_connection import wait_until_served
 from tests.engines.sglang.plugin.direct_process import group_of, hash_store, met, never
 
 NUM_BYTES = 64_000_000

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from asyncrl.engines.megatron.weights.engine_meeting import meet_engine
 from asyncrl.engines.sglang.plugin.direct import around_join
-from asyncrl.engines.weight_sync.path_check import PATH_CHECK, Meeting, wait_until_served
+from asyncrl.engines.weight_sync.path_check import PATH_CHECK, Meeting
+from asyncrl.engines.weight_sync.store_connection import wait_until_served
 from asyncrl.errors import WeightUpdateFailed
 from tests.engines.sglang.plugin.direct_process import group_of, hash_store, met
 
