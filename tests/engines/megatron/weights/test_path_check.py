@@ -4,13 +4,38 @@ import json
 import subprocess
 
 import pytest
+import torch.distributed as dist
 
-from asyncrl.engines.weight_sync.path_check import MET
+from asyncrl.engines.weight_sync.path_check import MET, meet
 from tests.engines.megatron.tiny import free_port
 from tests.engines.megatron.weights.test_lost_member import OVER_A_NETWORK
+from tests.engines.sglang.plugin.direct_process import hash_store
 from tests.forks import Fork
 
 DEADLINE_S = 510
+
+
+class Alone:
+    """A group of two ranks, of which the other one does not come."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+
+def test_no_member_enters_a_collective_before_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forming of an NCCL communicator would never end."""
+
+    def all_reduce(*args: object, **kwargs: object) -> None:
+        pytest.fail("the other rank is missing")
+
+    store = hash_store()
+    monkeypatch.setattr("asyncrl.engines.weight_sync.group_abort.store_of", lambda group: store)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    with pytest.raises(RuntimeError):
+        meet(Alone(), "cpu", 0.2)
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
