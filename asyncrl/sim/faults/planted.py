@@ -11,6 +11,7 @@ from asyncrl.buffer import Dispatch
 from asyncrl.buffer.journal import Finished
 from asyncrl.buffer.journal.replay import Replay
 from asyncrl.engines.megatron.checkpoint import writes
+from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import PausedRound
 from asyncrl.errors import WeightUpdateFailed
@@ -143,6 +144,19 @@ def _synced_too_early() -> AbstractContextManager[None]:
     return patched(PausedRound, "publish", make)
 
 
+def _kept_group() -> AbstractContextManager[None]:
+    """A group that cannot form is kept: rank 0 and the engines in it wait for the dead one."""
+
+    def make(_: Any) -> Any:
+        async def form(self: Any, forming: Any) -> None:
+            async with self._round.blaming_the_lost(find_cut_off=self._cut_off):
+                await forming()
+
+        return form
+
+    return patched(BroadcastUpdater, "_form", make)
+
+
 def _named_too_early() -> AbstractContextManager[None]:
     """A checkpoint is named as the latest before it has its name."""
 
@@ -235,6 +249,7 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "prompt lost at a resume": _lost_prompt,
     "wasted tokens forgotten": _forgotten_tokens,
     "synced after a failed update": _synced_too_early,
+    "group kept that cannot form": _kept_group,
     "checkpoint named too early": _named_too_early,
     "trained before it is durable": _trained_before_durable,
     "order of batches forgotten": _forgotten_order,

@@ -220,9 +220,9 @@ class Process:
         started = [
             StartedEngine(
                 control=control,
-                server=cast(Server, (process := EngineProcess(engine, http))),
+                server=cast(Server, (process := EngineProcess(engine, http, self.weather))),
                 start=process.start,
-                probe_timeout_s=8.0,
+                probe_timeout_s=REQUEST_S,
             )
             for engine, control in zip(self.engines, controls, strict=True)
         ]
@@ -378,9 +378,10 @@ class Process:
 class EngineProcess:
     """The supervisor's view of an engine's process, in the place of an actor's ``Server``."""
 
-    def __init__(self, engine: SimEngine, http: HttpClient) -> None:
+    def __init__(self, engine: SimEngine, http: HttpClient, weather: Weather) -> None:
         self.name = f"engine {engine.number}"
         self._engine = engine
+        self._weather = weather
         self._http = http
         self._died = asyncio.Event()
         engine.on_death = self._died.set
@@ -392,8 +393,11 @@ class EngineProcess:
         raise ServerFailed(f"{self.name} ended")
 
     async def renew(self) -> None:
-        """End the process."""
-        self._engine.die()
+        """End the process, for which there must be a reason."""
+        engine = self._engine
+        if engine.has_scheduler and not self._weather.may_seem_dead(engine.number):
+            raise Violation("no healthy engine is ended", f"{self.name} is restarted")
+        engine.die()
         await asyncio.sleep(0.1)
 
     async def start(self) -> EngineControl:

@@ -38,17 +38,22 @@ class Collectives:
         self._groups = dict[str, _Group]()
 
     def join(self, name: str, size: int, member: int, joined: Joined) -> None:
-        """Let a member join; ``joined`` is called once all are there.  A member whose path is cut never arrives."""
+        """Let a member join; ``joined`` is called once all are there."""
         group = self._groups.setdefault(name, _Group(size))
         if group.is_abandoned:
             joined("the group was abandoned")
-        elif not self._is_cut(member):
-            group.joined[member] = joined
-            if len(group.joined) == group.size:
-                waiting, group.joined = group.joined, {}
-                group.members = set(waiting)
-                for tell in waiting.values():
-                    tell(None)
+            return
+        group.joined[member] = joined
+        if len(group.joined) == group.size:
+            waiting, group.joined = group.joined, {}
+            group.members = set(waiting)
+            for tell in waiting.values():
+                tell(None)
+
+    def is_abandoned(self, name: str) -> bool:
+        """Return whether a group was given up, so that its store is served no longer."""
+        group = self._groups.get(name)
+        return group is not None and group.is_abandoned
 
     def send(self, name: str, step: int, num_buckets: int, on_sent: Callable[[], None]) -> None:
         """Broadcast weights to a group; ``on_sent`` is called once all have received them."""
@@ -73,10 +78,8 @@ class Collectives:
         self._pass(group)
 
     def abandon(self, name: str) -> None:
-        """Give up a group: no member waits in it any longer."""
-        group = self._groups.get(name)
-        if group is None or group.is_abandoned:
-            return
+        """Give up a group: no member waits in it any longer, and none can join it."""
+        group = self._groups.setdefault(name, _Group(0))
         group.is_abandoned = True
         joined, receiving, group.joined, group.receiving = group.joined, group.receiving, {}, {}
         for tell in joined.values():

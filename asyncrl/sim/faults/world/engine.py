@@ -6,6 +6,7 @@ held, so that a trained token shows which weights generated it, whatever its ver
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -14,11 +15,18 @@ from asyncrl.engines.fake import fake_logprob
 from asyncrl.engines.sglang.labels import RECORDED, STAMPS, STOOD_STILL
 from asyncrl.engines.weight_sync.path_check import MET, PATH_CHECK
 from asyncrl.event_loop import loop_time
-from asyncrl.sim.faults.world.collective import Collectives
+from asyncrl.sim.faults.world.collective import Collectives, Joined
 from asyncrl.sim.faults.world.network import Connection, Network, Reply
 from asyncrl.sim.faults.world.plan import Setting
 from asyncrl.sim.faults.world.tokens import MIXED, PROMPT_TOKENS, STOP, UNKNOWN, length_of, token_of
 from asyncrl.sim.faults.world.violation import Violation
+
+FRONT_S = 5.0
+"""Seconds for which SGLang's HTTP process outlives its scheduler."""
+REFUSED_S = 1.0
+"""Seconds after which the plug-in gives up a group whose store is not served."""
+_BY_FRONT = ("health", "model_info")
+"""Commands that SGLang's HTTP process answers without its scheduler."""
 
 
 class _Call:
@@ -50,6 +58,8 @@ class SimEngine:
     ) -> None:
         self.number = number
         self.is_up = False
+        self.has_scheduler = False
+        """Whether the process that uses the GPU lives.  Without it, the HTTP process soon ends as well."""
         self.step = MIXED
         self.label = "default"
         self._setting = setting
@@ -60,6 +70,10 @@ class SimEngine:
         self._is_paused = False
         self._calls = dict[Connection, _Call]()
         self._waiting = list[Callable[[], None]]()
+        """Requests that wait for the end of a pause."""
+        self._is_in_collective = False
+        self._held = list[Callable[[], None]]()
+        """Acts of the scheduler once it is free.  It stands still while it waits for other members of a group."""
         self._num_buckets = 0
         self._records = False
         self._paused_at = 0.0
@@ -85,7 +99,8 @@ class SimEngine:
             self._network.hosts.pop(self.netloc, None)
             self.netloc = f"10.0.0.{self.number}:{30000 + self._starts}"
         self._starts += 1
-        self.is_up, self._is_paused, self._records = True, False, False
+        self.is_up = self.has_scheduler = True
+        self._is_paused = self._records = self._is_in_collective = False
         self.step, self.label = MIXED, "default"
         self._network.hosts[self.netloc] = self
         self._weather.numbers[self.netloc] = self.number
@@ -94,30 +109,67 @@ class SimEngine:
         """End the process; its connections break."""
         if not self.is_up:
             return
-        self.is_up = False
+        self.is_up = self.has_scheduler = False
         calls, self._calls = self._calls, {}
         for call in calls.values():
             _stop(call)
             if call.connection not in self._network.connections:  # a router's
                 call.connection.lose(ConnectionResetError("the engine has died"))
         self._waiting.clear()
+        self._held.clear()
         self._collectives.leave(self.number)
         self._network.reset(self.netloc)
         self.on_death()
+
+    def lose_scheduler(self) -> None:
+        """End the scheduler; the HTTP process notices it ``FRONT_S`` later, and nothing answers until then."""
+        self.has_scheduler = False
+        for call in self._calls.values():
+            _stop(call)
+        self._collectives.leave(self.number)
+        asyncio.get_running_loop().call_later(FRONT_S, self._end_front, self._starts)
+
+    def _if_same(self, act: Callable[[], None], start: int) -> None:
+        """Do it if the scheduler that was started then still runs."""
+        if self.has_scheduler and self._starts == start:
+            act()
+
+    def _end_front(self, start: int) -> None:
+        if self._starts == start:
+            self.die()
+
+    def _is_hung(self, act: Callable[[], None]) -> bool:
+        """Return whether the whole engine hangs; ``act`` follows once it does not."""
+        if (hung_s := self._weather.lasting("hang", self.netloc)) <= 0:
+            return False
+        asyncio.get_running_loop().call_later(hung_s, self._if_same, act, self._starts)
+        return True
+
+    def _is_occupied(self, act: Callable[[], None]) -> bool:
+        """Return whether the scheduler cannot act now; ``act`` follows once it can."""
+        if self.has_scheduler and self._is_in_collective:
+            self._held.append(act)
+        return not self.has_scheduler or self._is_in_collective
+
+    def _leave_collective(self) -> None:
+        self._is_in_collective = False
+        held, self._held = self._held, []
+        for act in held:
+            act()
 
     # ---- Host
 
     def stream(self, connection: Connection, body: dict[str, Any]) -> None:
         """See ``Host.stream``."""
-        if (hung_s := self._hung_s()) > 0:
-            asyncio.get_running_loop().call_later(hung_s, self._stream_if_up, connection, body, self._starts)
+        again = partial(self._stream_if_open, connection, body)
+        if self._is_hung(again) or self._is_occupied(again):
             return
         call = self._calls[connection] = _Call(connection, body, self._setting.longest)
         if not self._is_paused:
             self._plan(call)
 
-    def _stream_if_up(self, connection: Connection, body: dict[str, Any], start: int) -> None:
-        if self.is_up and self._starts == start and not connection.is_closing():
+    def _stream_if_open(self, connection: Connection, body: dict[str, Any]) -> None:
+        if not connection.is_closing():
             self.stream(connection, body)
 
     def closed(self, connection: Connection) -> None:
@@ -127,20 +179,17 @@ class SimEngine:
 
     def command(self, method: str, path: str, body: dict[str, Any], reply: Reply) -> None:
         """See ``Host.command``."""
-        if (hung_s := self._hung_s()) > 0:
-            start = self._starts
-
-            def again() -> None:
-                if self.is_up and self._starts == start:
-                    self.command(method, path, body, reply)
-
-            asyncio.get_running_loop().call_later(hung_s, again)
+        if self._is_hung(partial(self.command, method, path, body, reply)):
             return
         status = None if method == "GET" else self._weather.refusal(self.netloc)
         if status is not None:
             reply(status, {"error": "simulated"})
             return
-        name = path[1:]
+        self._obey(path[1:], body, reply)
+
+    def _obey(self, name: str, body: dict[str, Any], reply: Reply) -> None:
+        if name not in _BY_FRONT and self._is_occupied(partial(self._obey, name, body, reply)):
+            return
         self._note(f"engine {self.number}: {name}")
         answer = getattr(self, f"_do_{name}", None)
         if answer is None:
@@ -160,7 +209,8 @@ class SimEngine:
         for place in range(start + 1, len(ids)):
             entries.append((fake_logprob(ids[place - 1], ids[place], self.step), ids[place], None))
         answer = {"meta_info": {"input_token_logprobs": entries}}
-        asyncio.get_running_loop().call_later(self._setting.token_s, reply, 200, answer)
+        later = asyncio.get_running_loop().call_later
+        later(self._setting.token_s, self._if_same, partial(reply, 200, answer), self._starts)
 
     def _do_abort_request(self, body: dict[str, Any], reply: Reply) -> None:
         for call in [each for each in self._calls.values() if each.rid.startswith(body["rid"])]:
@@ -188,42 +238,55 @@ class SimEngine:
         reply(200, {"internal_states": [{"last_gen_throughput": 1.0}]})
 
     def _do_init_weights_update_group(self, body: dict[str, Any], reply: Reply) -> None:
-        group, size = body["group_name"], body["world_size"]
+        group, start = body["group_name"], self._starts
+        self._is_in_collective = True
 
         def joined(error: str | None) -> None:
-            is_check = group.startswith(PATH_CHECK)
-            reply(200, {"success": error is None, "message": error or (MET if is_check else "")})
+            if self.has_scheduler and self._starts == start:
+                is_check = group.startswith(PATH_CHECK)
+                reply(200, {"success": error is None, "message": error or (MET if is_check else "")})
+                self._leave_collective()
 
-        self._collectives.join(group, size, self.number, joined)
+        self._join(group, body["world_size"], joined)
+
+    def _join(self, group: str, size: int, joined: Joined) -> None:
+        """Join a group once the path to its store is whole.  Without the plug-in, a closed store is tried for ever."""
+        later = asyncio.get_running_loop().call_later
+        if (cut_s := self._weather.lasting("trainer_partition", self.netloc)) > 0:
+            later(cut_s, self._if_same, partial(self._join, group, size, joined), self._starts)
+        elif not self._collectives.is_abandoned(group):
+            self._collectives.join(group, size, self.number, joined)
+        elif self._setting.has_direct:
+            later(REFUSED_S, joined, "the trainer serves no store")
 
     def _do_update_weights_from_distributed(self, body: dict[str, Any], reply: Reply) -> None:
         label = body.get("weight_version")
         self._num_buckets = len(body["names"]) if body["load_format"] != "flattened_bucket" else 1
-        if self._collectives.has(
-            body["group_name"], self.number
-        ):  # a late command for an abandoned group loads nothing
+        # A late command for an abandoned group loads nothing.
+        if self._collectives.has(body["group_name"], self.number):
             self._begin_to_load()
+
+        self._is_in_collective = True
 
         def received(step: int | None, error: str | None) -> None:
             if error is not None or step is None:
                 reply(200, {"success": False, "message": error})
-                return
-            self._load(step, label)
-            reply(200, {"success": True, "message": self._message()})
+            else:
+                self._load(step, label)
+                reply(200, {"success": True, "message": self._message()})
+            self._leave_collective()
 
         self._collectives.receive(body["group_name"], self.number, self._num_buckets, received)
 
     def _do_update_weights_from_disk(self, body: dict[str, Any], reply: Reply) -> None:
         self._begin_to_load()
         step = self._collectives.read(body["model_path"])
-        start = self._starts
 
         def loaded() -> None:
-            if self.is_up and self._starts == start:
-                self._load(step, body["weight_version"])
-                reply(200, {"success": True, "message": self._message()})
+            self._load(step, body["weight_version"])
+            reply(200, {"success": True, "message": self._message()})
 
-        asyncio.get_running_loop().call_later(0.05, loaded)
+        asyncio.get_running_loop().call_later(0.05, self._if_same, loaded, self._starts)
 
     def _begin_to_load(self) -> None:
         if self._calls and not self._is_paused:
@@ -239,9 +302,6 @@ class SimEngine:
         return f"{RECORDED if self._setting.has_direct else ''} {still}"
 
     # ---- generation
-
-    def _hung_s(self) -> float:
-        return self._weather.lasting("hang", self.netloc)
 
     def _token_s(self) -> float:
         return self._setting.token_s * (20.0 if self._weather.lasting("slow", self.netloc) else 1.0)
@@ -269,10 +329,12 @@ class SimEngine:
 
     def _event(self, call: _Call) -> None:
         """Send the tokens of one event, and the end of the answer with the last one."""
-        if (hung_s := self._hung_s()) > 0:
+        if (hung_s := self._weather.lasting("hang", self.netloc)) > 0:
             call.timer = asyncio.get_running_loop().call_later(hung_s, self._event, call)
             return
         call.timer = None
+        if self._is_occupied(partial(self._event_if_open, call)):
+            return
         self._generate(call, 0)
         num = len(call.pending)
         reason = None
@@ -283,6 +345,10 @@ class SimEngine:
         self._send(call, reason)
         if reason is None:
             self._plan(call)
+
+    def _event_if_open(self, call: _Call) -> None:
+        if self._calls.get(call.connection) is call:
+            self._event(call)
 
     def _abort(self, call: _Call) -> None:
         """End a call after one more token, as SGLang does."""

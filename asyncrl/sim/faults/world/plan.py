@@ -28,7 +28,7 @@ USER_PERIODS = ("reward_outage",)
 TRAINER_MOMENTS = ("step_fails", "step_not_finite", "disk_full", "torn_file", "checkpoint_fails")
 JOURNAL_MOMENTS = ("journal_full", "journal_fails", "journal_stalls")
 PROCESS = ("kill", "kill_on_disk", "sigterm", "clock_jump", "blocked_loop")
-DEATH_OF_TRAINER, SHORTAGE = "trainer_dies", "memory_runs_out"
+DEATH_OF_TRAINER, SHORTAGE, DEATH_OF_SCHEDULER = "trainer_dies", "memory_runs_out", "scheduler_dies"
 _ANYWHERE = (
     *PATH_MOMENTS,
     *PATH_PERIODS,
@@ -42,8 +42,11 @@ _ANYWHERE = (
     *PROCESS,
 )
 """Kinds that happen with and without a journal."""
-KINDS = (*_ANYWHERE, DEATH_OF_TRAINER, SHORTAGE, *JOURNAL_MOMENTS)
+KINDS = (*_ANYWHERE, DEATH_OF_TRAINER, SHORTAGE, DEATH_OF_SCHEDULER, *JOURNAL_MOMENTS)
 PERIODS = frozenset((*PATH_PERIODS, *ENGINE_PERIODS, *USER_PERIODS))
+_EVERYWHERE = ("clock_jump", "blocked_loop", DEATH_OF_TRAINER, SHORTAGE)
+_LIKE_DEATH = frozenset((*PATH_MOMENTS, *PATH_PERIODS, *ENGINE_MOMENTS, *ENGINE_PERIODS, *_EVERYWHERE))
+"""Faults after which an engine that lives may be ended: it is silent, its path is cut, or all seem to be."""
 _OFTEN = ("kill", "kill", "die", "die", "cut", "reset_command")
 """Kinds that are drawn more often, because they lead to the most code."""
 
@@ -130,7 +133,8 @@ def drawn(seed: int) -> tuple[Setting, tuple[Fault, ...]]:
     if setting.has_journal:
         faults = (*faults, *_faults_of_journal(of_journal, len(faults)))
     faults = (*faults, *_deaths_of_trainer(random.Random(f"trainer of {seed}"), len(faults)))
-    return setting, (*faults, *_shortages(random.Random(f"memory of {seed}"), len(faults)))
+    faults = (*faults, *_shortages(random.Random(f"memory of {seed}"), len(faults)))
+    return setting, (*faults, *_deaths_of_schedulers(random.Random(f"schedulers of {seed}"), len(faults)))
 
 
 def _setting(rng: random.Random, of_journal: random.Random) -> Setting:
@@ -231,6 +235,21 @@ def _shortages(rng: random.Random, first: int) -> tuple[Fault, ...]:
     )
 
 
+def _deaths_of_schedulers(rng: random.Random, first: int) -> tuple[Fault, ...]:
+    """Draw deaths of engines' schedulers for every third life, most of them soon after each other."""
+    begin, window = rng.random() * 10.0, rng.choice((1.0, 6.0, 15.0))
+    return tuple(
+        Fault(
+            number=number,
+            kind=DEATH_OF_SCHEDULER,
+            at=round(begin + rng.random() * window, 3),
+            where=rng.randrange(4),
+            amount=0.0,
+        )
+        for number in range(first, first + rng.choice((0, 0, 0, 0, 1, 2, 3)))
+    )
+
+
 class Weather:
     """The faults that are armed or last at present, and the counts of faults that happened."""
 
@@ -242,6 +261,8 @@ class Weather:
         self._armed = list[Fault]()
         self._lasting = list[tuple[float, Fault]]()
         self.happened = Counter[str]()
+        self._suspected = set[int]()
+        """Engines that a fault may have made to look dead; -1 stands for all."""
         self._counted = set[int]()
         self.numbers = dict[str, int]()
         """The number of the engine at each address."""
@@ -303,7 +324,13 @@ class Weather:
         if fault.number not in self._counted:
             self._counted.add(fault.number)
             self.happened[fault.kind] += 1
+            if fault.kind in _LIKE_DEATH:
+                self._suspected.add(-1 if fault.kind in _EVERYWHERE else fault.where % self._num_engines)
             self._note(f"FAULT {fault}")
+
+    def may_seem_dead(self, number: int) -> bool:
+        """Return whether a fault of this life may have made an engine look dead."""
+        return not self._suspected.isdisjoint((number, -1))
 
     def _is_at(self, fault: Fault, netloc: str) -> bool:
         number = self.numbers.get(netloc)

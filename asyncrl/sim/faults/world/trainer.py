@@ -23,6 +23,8 @@ from asyncrl.sim.faults.world.violation import Violation
 from asyncrl.sim.faults.world.witness import Witness
 from asyncrl.types import Batch, TrainReport
 
+JOIN_S = 60.0
+"""Seconds after which rank 0 gives up a group whose members do not come."""
 SHARD = "__0_0.distcp"
 
 
@@ -47,6 +49,8 @@ class SimTrainer:
         self._collectives = collectives
         self._witness = witness
         self._group = ""
+        self._joining: asyncio.Future[None] | None = None
+        """The call that waits for the members of a group, also if the driver waits for it no longer."""
         self._snapshot: int | None = None
         self._writing: asyncio.Future[None] | None = None
         self._is_dead = False
@@ -106,13 +110,14 @@ class SimTrainer:
 
     async def open_group(self, *, master_address: str, master_port: int, group_name: str) -> None:
         """See ``WeightSender.open_group``."""
-        await asyncio.sleep(0.001)
+        await self._turn()
+        self._collectives.abandon(self._group)
+        self._group = group_name
 
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
         """See ``WeightSender.join_engines``."""
-        self._group = group_name
         await self._join(group_name, world_size)
 
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
@@ -129,7 +134,7 @@ class SimTrainer:
 
     async def resend(self, *, is_checked: bool, by_part: bool) -> bool:
         """See ``WeightSender.resend``."""
-        await asyncio.sleep(0.001)
+        await self._turn()
         if self._snapshot is None:
             return False
         self._collectives.send(self._group, self._snapshot, self._setting.num_buckets, lambda: None)
@@ -153,6 +158,7 @@ class SimTrainer:
 
     async def meet_engine(self, where: Meeting, *, timeout_s: float) -> None:
         """See ``TrainerEnd.meet_engine``."""
+        await self._turn()
         try:
             async with Deadline(timeout_s):
                 await self._join(where.group_name, where.world_size)
@@ -160,15 +166,25 @@ class SimTrainer:
             self._collectives.abandon(where.group_name)
             raise WeightUpdateFailed(f"no collective within {timeout_s:g} s") from error
 
+    async def _turn(self) -> None:
+        """Wait until rank 0's second thread is free."""
+        await asyncio.sleep(0.001)
+        while self._joining is not None and not self._joining.done():
+            await asyncio.wait([self._joining])
+
     async def _join(self, name: str, size: int) -> None:
-        there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        there = self._joining = loop.create_future()
 
         def joined(error: str | None) -> None:
-            if not there.done():
-                there.set_exception(TrainerFailed(error)) if error else there.set_result(None)
+            there.set_exception(TrainerFailed(error)) if error else there.set_result(None)
+            there.exception()  # marks it retrieved, also if the driver waits for it no longer
 
         self._collectives.join(name, size, TRAINER, joined)
-        await there
+        late = loop.call_later(JOIN_S, self._collectives.abandon, name)
+        there.add_done_callback(lambda _: late.cancel())
+        await asyncio.wait([there])
+        there.result()
 
     # ---- weights through a folder
 
