@@ -44,7 +44,7 @@ _ANYWHERE = (
 """Kinds that happen with and without a journal."""
 KINDS = (*_ANYWHERE, DEATH_OF_TRAINER, SHORTAGE, DEATH_OF_SCHEDULER, *JOURNAL_MOMENTS)
 PERIODS = frozenset((*PATH_PERIODS, *ENGINE_PERIODS, *USER_PERIODS))
-_EVERYWHERE = ("clock_jump", "blocked_loop", DEATH_OF_TRAINER, SHORTAGE)
+_EVERYWHERE = ("clock_jump", "blocked_loop")
 _LIKE_DEATH = frozenset((*PATH_MOMENTS, *PATH_PERIODS, *ENGINE_MOMENTS, *ENGINE_PERIODS, *_EVERYWHERE))
 """Faults after which an engine that lives may be ended: it is silent, its path is cut, or all seem to be."""
 _OFTEN = ("kill", "kill", "die", "die", "cut", "reset_command")
