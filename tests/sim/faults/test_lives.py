@@ -21,7 +21,20 @@ from asyncrl.sim.faults.planted import PLANTED, found_by
 from asyncrl.sim.faults.shrink import history, shrunk
 from asyncrl.sim.faults.world.plan import KINDS, drawn
 
-FIXED = (*range(40), 203, 210, 265, 535, 10_007_327, 10_010_206, 10_017_686, 20_012_076, 43_301_179, 70_013_035)
+FIXED = (
+    *range(40),
+    203,
+    210,
+    265,
+    535,
+    10_007_327,
+    10_010_206,
+    10_017_686,
+    20_012_076,
+    43_301_179,
+    70_013_035,
+    90_034_271,
+)
 """Seeds that every test run lives; some found an error once."""
 FOUND_BY = {
     "lost wake-up of admission": 2,

@@ -18,7 +18,7 @@ Received = Callable[[int | None, str | None], None]
 
 @dataclass(slots=True)
 class _Group:
-    size: int
+    size: int = 0
     joined: dict[int, Joined] = field(default_factory=dict)
     members: set[int] = field(default_factory=set)
     """The members, once all have joined; some may have died since."""
@@ -26,6 +26,8 @@ class _Group:
     sending: tuple[int, int] | None = None
     """Step of the weights that the trainer broadcasts, and the buckets that are left."""
     on_sent: Callable[[], None] = lambda: None
+    is_served: bool = False
+    """Whether the trainer serves the store in which members wait for each other, or has served it."""
     is_abandoned: bool = False
 
 
@@ -37,9 +39,14 @@ class Collectives:
         self._address_of = address_of
         self._groups = dict[str, _Group]()
 
+    def serve(self, name: str) -> None:
+        """Serve a group's store, unless the group was given up before."""
+        self._groups.setdefault(name, _Group()).is_served = True
+
     def join(self, name: str, size: int, member: int, joined: Joined) -> None:
         """Let a member join; ``joined`` is called once all are there."""
-        group = self._groups.setdefault(name, _Group(size))
+        group = self._groups.setdefault(name, _Group())
+        group.size = size
         if group.is_abandoned:
             joined("the group was abandoned")
             return
@@ -54,6 +61,11 @@ class Collectives:
         """Return whether a group was given up, so that its store is served no longer."""
         group = self._groups.get(name)
         return group is not None and group.is_abandoned
+
+    def give_up(self, name: str, member: int) -> bool:
+        """Have a member wait no longer if it waits for a store that is not served; return whether it did."""
+        group = self._groups[name]
+        return not group.is_served and group.joined.pop(member, None) is not None
 
     def send(self, name: str, step: int, num_buckets: int, on_sent: Callable[[], None]) -> None:
         """Broadcast weights to a group; ``on_sent`` is called once all have received them."""
@@ -79,13 +91,18 @@ class Collectives:
 
     def abandon(self, name: str) -> None:
         """Give up a group: no member waits in it any longer, and none can join it."""
-        group = self._groups.setdefault(name, _Group(0))
+        group = self._groups.setdefault(name, _Group())
         group.is_abandoned = True
         joined, receiving, group.joined, group.receiving = group.joined, group.receiving, {}, {}
         for tell in joined.values():
             tell("the group was abandoned")
         for _, received in receiving.values():
             received(None, "the group was abandoned")
+
+    def abandon_all(self) -> None:
+        """Give up all groups that there are: the trainer has died, and serves no store any longer."""
+        for name in self._groups:
+            self.abandon(name)
 
     def leave(self, member: int) -> None:
         """Note the death of an engine: its groups never come together again."""

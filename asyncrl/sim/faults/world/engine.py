@@ -23,8 +23,8 @@ from asyncrl.sim.faults.world.violation import Violation
 
 FRONT_S = 5.0
 """Seconds for which SGLang's HTTP process outlives its scheduler."""
-REFUSED_S = 1.0
-"""Seconds after which the plug-in gives up a group whose store is not served."""
+REFUSED_S, MEETING_S = 1.0, 6.0
+"""Seconds after which the plug-in gives up an update group, or a path check, whose store is not served."""
 _BY_FRONT = ("health", "model_info")
 """Commands that SGLang's HTTP process answers without its scheduler."""
 
@@ -254,10 +254,17 @@ class SimEngine:
         later = asyncio.get_running_loop().call_later
         if (cut_s := self._weather.lasting("trainer_partition", self.netloc)) > 0:
             later(cut_s, self._if_same, partial(self._join, group, size, joined), self._starts)
-        elif not self._collectives.is_abandoned(group):
+            return
+        waits = not self._collectives.is_abandoned(group)
+        if waits:
             self._collectives.join(group, size, self.number, joined)
-        elif self._setting.has_direct:
-            later(REFUSED_S, joined, "the trainer serves no store")
+        if self._setting.has_direct:
+            limit_s = MEETING_S if group.startswith(PATH_CHECK) else REFUSED_S
+            later(limit_s, self._if_same, partial(self._give_up, group, waits, joined), self._starts)
+
+    def _give_up(self, group: str, waits: bool, joined: Joined) -> None:
+        if not waits or self._collectives.give_up(group, self.number):
+            joined("the trainer serves no store")
 
     def _do_update_weights_from_distributed(self, body: dict[str, Any], reply: Reply) -> None:
         label = body.get("weight_version")

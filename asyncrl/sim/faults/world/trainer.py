@@ -59,7 +59,7 @@ class SimTrainer:
     def die(self) -> None:
         """End: nothing more is written, and engines that wait for this trainer's weights notice it."""
         self._is_dead = True
-        self._collectives.abandon(self._group)
+        self._collectives.abandon_all()
 
     def _pass_skipped(self) -> None:
         """Count the steps that changed no weights, which are not trained again."""
@@ -112,6 +112,7 @@ class SimTrainer:
         """See ``WeightSender.open_group``."""
         await self._turn()
         self._collectives.abandon(self._group)
+        self._collectives.serve(group_name)
         self._group = group_name
 
     async def join_engines(
@@ -159,6 +160,7 @@ class SimTrainer:
     async def meet_engine(self, where: Meeting, *, timeout_s: float) -> None:
         """See ``TrainerEnd.meet_engine``."""
         await self._turn()
+        self._collectives.serve(where.group_name)
         try:
             async with Deadline(timeout_s):
                 await self._join(where.group_name, where.world_size)
