@@ -158,14 +158,14 @@ class RunProcess:
 
     def _take_messages(self) -> Mapping[str, str] | None:
         """Pass on the rows until the run ends, and return the error that it told."""
-        told, run_dir = None, ""
+        told, place = None, dict[str, Any]()
         with self._socket, self._socket.makefile("rb") as lines:
             for line in lines:
                 message = orjson.loads(line)
-                run_dir = message.get("run_dir", run_dir)
+                place = message if "run_dir" in message else place
                 told = message.get("error", told)
                 if "row" in message:
-                    self._put({"row": message["row"], "run_dir": run_dir})
+                    self._put({**place, "row": message["row"]})
         return told
 
     def _finish(self, told: Mapping[str, str] | None) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from asyncrl.rollout_log.files import times_of
+
 FLUSH_S = 60.0
 """Seconds at the end of the run for messages that were not taken yet.  The other side takes them in milliseconds."""
 
@@ -27,8 +29,8 @@ class Reports:
         Thread(target=self._end_with_starter, name="starter-watch", daemon=True).start()
 
     def begin(self, run_dir: Path) -> None:
-        """Tell the run directory."""
-        self._put({"run_dir": str(run_dir)})
+        """Tell the run directory, and which files of samples an earlier run, which this one resumes, left in it."""
+        self._put({"run_dir": str(run_dir), "former_files": times_of(run_dir)})
 
     def write(self, row: Mapping[str, float | int], /) -> None:
         """Send the numbers of a step."""

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -39,10 +39,18 @@ class Step:
     metrics: Mapping[str, float]
     """Every number of the step by name, as in ``metrics.jsonl``; a number that is not finite is NaN."""
     run_dir: Path
+    former_files: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    """When the files of samples were written that were there before the run began, by name.
+
+    A resumed run repeats steps and replaces their files, each a moment after its step.
+    """
 
     @property
     def samples_file(self) -> Path:
-        """The Parquet file of the step's samples.  It appears shortly after the step, whole."""
+        """The Parquet file of the step's samples.
+
+        It appears shortly after the step, whole.  Until then, a resumed run may have a file of its former life there.
+        """
         from asyncrl.rollout_log.files import file_of
 
         return file_of(self.run_dir, self.number)
@@ -55,11 +63,19 @@ class Step:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
         deadline = time.monotonic() + timeout_s
-        while not self.samples_file.exists():
+        while not self._has_samples():
             if time.monotonic() >= deadline:
                 raise SamplesMissing(f"{self.samples_file}: not there after {timeout_s:g} s")
             time.sleep(LOOK_EVERY_S)
         return pq.read_table(self.samples_file)
+
+    def _has_samples(self) -> bool:
+        """Return whether the file is there, and this run wrote it."""
+        path = self.samples_file
+        try:
+            return path.stat().st_mtime_ns != self.former_files.get(path.name)
+        except FileNotFoundError:
+            return False
 
 
 class Run:
@@ -192,6 +208,11 @@ class Steps:
             if message.error is not None:
                 raise message.error
             return None
-        row, run_dir = message["row"], Path(message["run_dir"])
+        row = message["row"]
         metrics = {name: math.nan if value is None else value for name, value in row.items()}
-        return Step(number=row["step"], metrics=MappingProxyType(metrics), run_dir=run_dir)
+        return Step(
+            number=row["step"],
+            metrics=MappingProxyType(metrics),
+            run_dir=Path(message["run_dir"]),
+            former_files=message["former_files"],
+        )

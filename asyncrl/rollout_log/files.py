@@ -17,6 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -56,6 +57,18 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def file_of(run_dir: Path, step: int) -> Path:
     """Return the path of the file of a training step, which is counted from 0."""
     return run_dir / ROLLOUTS_FOLDER / f"step-{step:06d}.parquet"
+
+
+def times_of(run_dir: Path) -> dict[str, int]:
+    """Return when each step's file in ``run_dir`` was written, in nanoseconds, by the name of the file.
+
+    A folder that cannot be read has none.
+    """
+    found: dict[str, int] = {}
+    with suppress(OSError), os.scandir(run_dir / ROLLOUTS_FOLDER) as entries:
+        for entry in entries:
+            found[entry.name] = entry.stat().st_mtime_ns
+    return found
 
 
 class RolloutFiles:

@@ -15,7 +15,8 @@ from asyncrl.api.reports import Reports
 
 def main() -> int:
     reports = Reports(socket.socket(fileno=int(sys.argv[1])))
-    reports.begin(Path("runs") / "here")
+    folders = [action.removeprefix("in:") for action in sys.argv[2:] if action.startswith("in:")]
+    reports.begin(Path(*folders or ("runs", "here")))
     code = 0
     for action in sys.argv[2:]:
         name, _, value = action.partition(":")

@@ -22,6 +22,7 @@ import asyncrl
 from asyncrl.api.process import RunProcess, error_of, wait_for_left_runs
 from asyncrl.api.run import Step, Steps
 from asyncrl.errors import AsyncRLError, ConfigError, NonFiniteLoss, SamplesMissing, ServerFailed
+from benchmarks.page.made_up_run import write_step
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "configs" / "quickstart.toml"
@@ -298,3 +299,12 @@ def test_samples_are_read_once_their_file_is_there(tmp_path: Path) -> None:
     step.samples_file.parent.mkdir()
     pq.write_table(pa.table({"reward": [0.0, 1.0]}), step.samples_file)
     assert step.samples()["reward"].to_pylist() == [0.0, 1.0]
+
+
+def test_samples_of_a_repeated_step_are_not_those_of_the_former_life(start: Started, tmp_path: Path) -> None:
+    write_step(tmp_path, 0, seed=1)
+    for step in start.steps(f"in:{tmp_path}", "row:0", "row:1"):
+        with pytest.raises(SamplesMissing):
+            step.samples(timeout_s=0.1)
+        path = write_step(tmp_path, step.number, seed=2)
+        assert step.samples().equals(pq.read_table(path))
