@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 60.0
 """Limit for an answer; a disk that hangs then gives an error page."""
 COOKIE = "asyncrl_page"
+"""Beginning of the cookie's name; the port follows, since a browser sends the cookies of a host to all its ports."""
 _THREADS = 4
 _FOLDER = Path(__file__).parent
 _IMPORT_AFTER_S = 2.0
@@ -108,7 +109,7 @@ class PageServer:
         """Refuse requests without the key, and requests that a foreign site made the browser send."""
         if request.host.partition(":")[0] not in {LOOPBACK, "localhost"}:  # the name of a site that resolves to us
             return web.Response(status=403, text="this page answers only under the address that asyncrl printed\n")
-        given = request.query.get("key", request.cookies.get(COOKIE, ""))
+        given = request.query.get("key", request.cookies.get(cookie_of(request.host), ""))
         # What a client sends may be no text: bytes that UTF-8 cannot decode arrive as halves of surrogate pairs.
         if not hmac.compare_digest(given.encode(errors="surrogatepass"), self._key.encode()):
             return web.Response(status=401, text="open the whole address that asyncrl printed: it has the page's key\n")
@@ -124,7 +125,7 @@ class PageServer:
         if "key" in request.query:  # the key leaves the address line and the history
             found = web.HTTPSeeOther(request.rel_url.without_query_params("key"))
             response = web.Response(status=found.status, headers={"Location": str(found.location)})
-            response.set_cookie(COOKIE, self._key, httponly=True, samesite="Strict")
+            response.set_cookie(cookie_of(request.host), self._key, httponly=True, samesite="Strict")
             return response
         try:
             async with Deadline(ANSWER_S):
@@ -227,6 +228,15 @@ def _reading(runs: Sequence[RunFiles]) -> Iterator[None]:
             stack.enter_context(run.lock)
             run.rows.update()
         yield
+
+
+def cookie_of(host: str) -> str:
+    """Return the name of the cookie with the key, for the page that a browser knows as ``host``.
+
+    The port is the one that the browser uses.  Behind tunnels, pages of two machines may listen on the same port.
+    """
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() else COOKIE
 
 
 def as_json(value: Any) -> Markup:

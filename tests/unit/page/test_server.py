@@ -12,7 +12,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.page.runs.run_files import open_runs
-from asyncrl.page.server import COOKIE, PageServer, as_json
+from asyncrl.page.server import COOKIE, PageServer, as_json, cookie_of
 from asyncrl.page.tabs.all_tabs import TABS
 from tests.unit.page.made_runs import row, write_run, write_status
 
@@ -44,7 +44,8 @@ def visit_alone(folders: list[Path], body: Body) -> None:
         server = PageServer(open_runs(folders), key=KEY)
         async with server.open(socket.create_server(("127.0.0.1", 0))):
             base = server.url.partition("?")[0]
-            async with aiohttp.ClientSession(base, cookies={COOKIE: KEY}) as client:
+            cookie = cookie_of(base.strip("/"))
+            async with aiohttp.ClientSession(base, cookies={cookie: KEY}) as client:
                 await body(client)
 
     asyncio.run(main())
@@ -97,6 +98,17 @@ def test_the_key_leaves_the_address(runs: list[Path]) -> None:
             assert KEY not in await answer.text()
 
     visit(runs, body)
+
+
+def test_two_pages_are_open_in_one_browser(runs: list[Path]) -> None:
+    async def other(client: aiohttp.ClientSession) -> None:
+        server = PageServer(open_runs(runs[1:]), key="another")
+        async with server.open(socket.create_server(("127.0.0.1", 0))):
+            async with client.get(server.url) as answer:  # sends the cookies of the first page, as a browser does
+                assert "Overview of two" in await answer.text()
+            assert "Overview of one" in await text_of(client, "/run/0/overview")
+
+    visit(runs[:1], other)
 
 
 def test_a_foreign_name_for_this_machine_is_refused(runs: list[Path]) -> None:
