@@ -1,6 +1,8 @@
 """The files of one run, as the page reads them."""
 
+import time
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -42,6 +44,24 @@ class RunFiles:
     def state(self) -> State:
         """Whether the run is running, has ended or was killed."""
         return state_of(self.status)
+
+    def duration_s(self) -> float | None:
+        """Return the seconds from the beginning of the run to its end, or until now; None without a status.
+
+        A run that was killed, or may have been, wrote no end: its last row stands for it.
+        """
+        if (status := self.status) is None:
+            return None
+        ended = status.ended
+        if ended is None:
+            ended = time.time() if self.state is State.RUNNING else self._last_written()
+        return max(0.0, ended - status.began)
+
+    def _last_written(self) -> float:
+        """Return the time of the last row in seconds since 1970; 0 without rows."""
+        with suppress(OSError):
+            return _written(self.path / METRICS_FILE)
+        return 0.0
 
     def settings_files(self) -> list[Path]:
         """Return the files with settings, the newest first: NAME.toml, then those of earlier runs, NAME.1.toml."""

@@ -1,6 +1,5 @@
 """The tab *Overview*: the curves of one run or several, and their alarms."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -192,8 +191,8 @@ def _facts(run: RunFiles) -> Iterator[tuple[str, str]]:
     target = run.settings().get("num-rollout")
     yield "State", run.state.value
     yield "Steps", f"{steps[-1] + 1 if steps else 0}{f' of {target}' if target else ''}"
-    if status is not None:
-        yield "Time", duration((status.ended or time.time()) - status.began)
+    if (lasted_s := run.duration_s()) is not None:
+        yield "Time", duration(lasted_s)
     if steps:
         yield from _means(rows, steps[-_SUMMED:])
     if status is not None and status.reason:

@@ -1,6 +1,8 @@
 import asyncio
+import os
 import re
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -315,6 +317,19 @@ def test_settings_of_an_earlier_run_in_the_folder_are_compared(runs: list[Path])
         assert "sums.1.toml" in await text_of(client, "/run/0/configuration")
         text = await text_of(client, "/run/0/configuration?earlier=sums.1.toml")
         assert re.search(r">num-rollout</th><td>40</td><td>10</td>", text)
+
+    visit(runs, body)
+
+
+def test_the_time_of_a_killed_run_ends_with_its_last_row(runs: list[Path]) -> None:
+    began = time.time() - 5 * 86_400
+    write_status(runs[0], host=socket.gethostname(), pid=2**22 + 1, began=began)
+    os.utime(runs[0] / "metrics.jsonl", (began + 60, began + 60))
+
+    async def body(client: aiohttp.ClientSession) -> None:
+        text = await text_of(client, "/run/0/overview")
+        assert "<dt>State</dt><dd>killed</dd>" in text
+        assert "<dt>Time</dt><dd>1:00</dd>" in text
 
     visit(runs, body)
 
