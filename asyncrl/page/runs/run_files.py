@@ -1,5 +1,6 @@
 """The files of one run, as the page reads them."""
 
+import os
 import time
 import tomllib
 from contextlib import suppress
@@ -23,17 +24,14 @@ class RunFiles:
     path: Path
     number: int
     """Position among the runs of the page, from 0."""
+    name: str
+    """The name of the run directory, with folders above it as far as other runs of the page have the same one."""
     rows: Rows
     lock: Lock = field(default_factory=Lock)
     parts: dict[str, Any] = field(default_factory=dict)
     """Values that views keep between requests, by the view's name."""
     is_read: bool = False
     """Whether the rows were read once; until then, a page may take seconds."""
-
-    @property
-    def name(self) -> str:
-        """The name of the run directory."""
-        return self.path.name
 
     @property
     def status(self) -> RunStatus | None:
@@ -91,4 +89,18 @@ def open_runs(folders: list[Path]) -> list[RunFiles]:
             raise ConfigError(f"{folder}: there is no such folder")
         if not (folder / VERSIONS_FILE).exists() and not (folder / METRICS_FILE).exists():
             raise ConfigError(f"{folder} is no run directory: it has neither {METRICS_FILE} nor {VERSIONS_FILE}")
-    return [RunFiles(path, number, Rows(path / METRICS_FILE)) for number, path in enumerate(folders)]
+    runs = enumerate(zip(folders, _names(folders), strict=True))
+    return [RunFiles(path, number, name, Rows(path / METRICS_FILE)) for number, (path, name) in runs]
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Return the shortest name of each folder that no other one has."""
+    paths = [Path(os.path.abspath(folder)) for folder in folders]  # ``.`` has a name then, and a link keeps its own
+    return [_name(path, [other for other in paths if other != path]) for path in paths]
+
+
+def _name(path: Path, others: list[Path]) -> str:
+    for count in range(1, len(path.parts)):
+        if all(path.parts[-count:] != other.parts[-count:] for other in others):
+            return "/".join(path.parts[-count:])
+    return str(path)

@@ -254,6 +254,14 @@ def test_runs_are_compared(runs: list[Path]) -> None:
     visit(runs, body)
 
 
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [write_run(tmp_path / parent / "run") for parent in ("one", "two")] + [write_run(tmp_path / "other")]
+    assert [run.name for run in open_runs(folders)] == ["one/run", "two/run", "other"]
+    monkeypatch.chdir(folders[0])
+    assert [run.name for run in open_runs([Path(), Path("../../other"), Path("../run")])] == ["run", "other", "run"]
+    assert [run.name for run in open_runs([Path(), folders[1]])] == ["one/run", "two/run"]
+
+
 def test_a_run_that_is_named_twice_is_compared_once(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.page.server.ANSWER_S", 10.0)
 
