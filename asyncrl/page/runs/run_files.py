@@ -85,12 +85,20 @@ def _written(path: Path) -> float:
 def open_runs(folders: list[Path]) -> list[RunFiles]:
     """Return the runs in ``folders``.  Raises ConfigError if one is no run directory."""
     for folder in folders:
+        _check(folder)
+    runs = enumerate(zip(folders, _names(folders), strict=True))
+    return [RunFiles(path, number, name, Rows(path / METRICS_FILE)) for number, (path, name) in runs]
+
+
+def _check(folder: Path) -> None:
+    """Raise ConfigError if a folder is no run directory, or is that of another user, to whom it is closed."""
+    try:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder")
         if not (folder / VERSIONS_FILE).exists() and not (folder / METRICS_FILE).exists():
             raise ConfigError(f"{folder} is no run directory: it has neither {METRICS_FILE} nor {VERSIONS_FILE}")
-    runs = enumerate(zip(folders, _names(folders), strict=True))
-    return [RunFiles(path, number, name, Rows(path / METRICS_FILE)) for number, (path, name) in runs]
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def _names(folders: list[Path]) -> list[str]:

@@ -4,6 +4,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from errno import EACCES
 from http import HTTPStatus
 from pathlib import Path
 from threading import Timer
@@ -13,6 +14,7 @@ import orjson
 import pytest
 
 from asyncrl.errors import ConfigError
+from asyncrl.page.command import main
 from asyncrl.page.runs.run_files import open_runs
 from asyncrl.page.server import COOKIE, PageServer, as_json, cookie_of
 from asyncrl.page.tabs.all_tabs import TABS
@@ -370,6 +372,17 @@ def test_json_cannot_end_its_script_element() -> None:
     text = as_json({"name": "</script><!-- &"})
     assert not set("<>&") & set(text)
     assert orjson.loads(str(text)) == {"name": "</script><!-- &"}
+
+
+def test_a_run_of_another_user_is_one_line_about_it(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refused)  # as of a folder with the mode 0700; root reads those as well
+    assert main([str(runs[0])]) == 2
+    assert capsys.readouterr().err == f"error: {runs[0]} cannot be read: Permission denied\n"
 
 
 @pytest.mark.parametrize(("name", "word"), [("none", "no such folder"), ("empty", "is no run directory")])
