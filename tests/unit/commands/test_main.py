@@ -113,14 +113,18 @@ def test_completion_knows_commands_flags_and_benchmarks(shell: str, capsys: pyte
     assert all(word in script for word in ("train", "--max-staleness", "sync_vs_async", "to-torch-dist"))
 
 
-def test_bash_completes_flags_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completes_flags_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended(["completion", "bash"], 0)
     (tmp_path / "completion").write_text(capsys.readouterr().out)
-    asks = "COMP_WORDS=(asyncrl train --max-st); COMP_CWORD=2; _shtab_asyncrl; echo ${COMPREPLY[@]}"
+    (tmp_path / "runs" / "sums").mkdir(parents=True)
+    (tmp_path / "runs" / "notes.txt").touch()
+    asked = ("train --max-st", "page --po", "page runs/", "journal runs/")
+    asks = [f"COMP_WORDS=(asyncrl {words}); COMPREPLY=(); _shtab_asyncrl; echo ${{COMPREPLY[@]}}" for words in asked]
+    program = "; ".join(["source ./completion; COMP_CWORD=2", *asks])
     found = subprocess.run(
-        ["bash", "-c", f"source {tmp_path}/completion; {asks}"], capture_output=True, text=True, timeout=180, check=True
+        ["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=True
     )
-    assert found.stdout == "--max-staleness\n"
+    assert found.stdout.split() == ["--max-staleness", "--port", "runs/sums", "runs/sums"]
 
 
 def test_the_flags_that_matter_most_come_first() -> None:
