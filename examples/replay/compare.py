@@ -15,7 +15,7 @@ NUMBERS = ("train/loss", "train/grad_norm")
 def main() -> None:
     runs = [rows(Path(folder)) for folder in sys.argv[1:]]
     for steps in zip(*runs, strict=False):
-        numbers = [[row[name] for name in NUMBERS] for row in steps]
+        numbers = [[row.get(name) for name in NUMBERS] for row in steps]  # a skipped step has none
         same = all(each == numbers[0] for each in numbers[1:])
         shown = "   ".join(f"{loss!r} {norm!r}" for loss, norm in numbers)
         sys.stdout.write(f"{steps[0]['step']}   {shown}   {'equal' if same else 'different'}\n")

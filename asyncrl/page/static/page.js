@@ -103,6 +103,7 @@ function isBusy() {
 // Fetch the page again, and show what changed; an error page is shown only if there is nothing else.
 async function refreshed() {
   const answer = await fetch(location.href);
+  if (answer.status === 401) throw new Error("another program, with another key, listens here now");
   if (answer.ok) exchange(new DOMParser().parseFromString(await answer.text(), "text/html"));
 }
 
