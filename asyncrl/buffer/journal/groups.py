@@ -173,6 +173,7 @@ class GrowthWriter:
             "weights": [grown.weights.version, grown.weights.step],
             "tokens": len(chunk.token_ids),
             "version": chunk.version,
+            "finish": None if grown.finish is None else grown.finish.value,
             "routes": routes_form(chunk.routes, columns),
             "kept": sets_form(chunk.kept, columns),
             "top": sets_form(chunk.top, columns),
@@ -204,6 +205,7 @@ def grown_of(body: memoryview) -> Grown:
             version=values["version"],
             **_token_columns(values, columns),
         ),
+        finish=None if (finish := values.get("finish")) is None else FinishReason(finish),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from asyncrl.buffer.batches import Dispatch
-from asyncrl.types import Chunk, GroupId, JsonValue, Prompt, ScoredGroup, Weights
+from asyncrl.types import Chunk, FinishReason, GroupId, JsonValue, Prompt, ScoredGroup, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,8 @@ class Grown:
     weights: Weights
     """The weights that generated the tokens."""
     chunk: Chunk
+    finish: FinishReason | None = None
+    """The reason for which the answer ended before the chunk, which is then empty; None: it may continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

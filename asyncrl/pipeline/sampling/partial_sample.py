@@ -27,6 +27,8 @@ class PartialSample:
         self.num_tokens = 0
         self.resumed_at = 0
         """Number of tokens when the sample was last resumed."""
+        self.ended: FinishReason | None = None
+        """The reason for which a restored answer has ended; None: it may continue."""
         self._tokens: list[tuple[int, ...]] = []
         self._logprobs: Floats = array("f")
         self._spans: list[Span] = []
@@ -75,6 +77,7 @@ class PartialSample:
         """Return a copy to resume from; chunks that still arrive for this sample do not reach the copy."""
         copy = PartialSample(self.index, self._published, self.group_id, self.routes_from)
         copy.num_tokens = copy.resumed_at = self.num_tokens
+        copy.ended = self.ended
         copy._tokens, copy._logprobs, copy._spans = [*self._tokens], self._logprobs[:], [*self._spans]
         copy._kept, copy._top, copy._routes = [*self._kept], [*self._top], [*self._routes]
         return copy

@@ -156,7 +156,7 @@ class Sampler:
             num_top=self._num_top,
             routes_from=partial.routes_from,
         )
-        reason = ended(written, sampling) if written else None  # an interrupted answer may be complete
+        reason = partial.ended or (ended(written, sampling) if written else None)  # it may be complete
         reason = reason or await self._engine.generate(request, extend)
         stop = loop_time()
         self.timeline.sample(

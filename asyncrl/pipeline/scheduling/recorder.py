@@ -3,6 +3,7 @@
 Every event is one record, in the order in which the accounts see them, so that the records restore the accounts.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.scheduling.ledger import GroupOutcome
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
 from asyncrl.pipeline.scheduling.run_state import RunState
-from asyncrl.types import Batch, GroupId, Prompt, ScoredGroup, Weights
+from asyncrl.types import Batch, Chunk, FinishReason, GroupId, Prompt, ScoredGroup, Weights
 
 type Held = tuple[GroupId, Prompt, bool]
 """A held group: its id, its prompt, and whether it was scored and kept."""
@@ -78,6 +79,21 @@ class Recorder:
             chunk, weights = partial.last
             start = partial.num_tokens - len(chunk.token_ids)
             record = Grown(group_id=group_id, index=partial.index, start=start, weights=weights, chunk=chunk)
+            self._journal.append(record)
+
+    def ended(self, group_id: GroupId, partial: PartialSample, finish: FinishReason) -> None:
+        """Record the end of an answer whose chunks are recorded.  Its tokens alone do not always tell it."""
+        if self._journal is not None and partial.last is not None:
+            chunk, weights = partial.last
+            nothing = Chunk(token_ids=(), logprobs=array("f"), version=chunk.version)
+            record = Grown(
+                group_id=group_id,
+                index=partial.index,
+                start=partial.num_tokens,
+                weights=weights,
+                chunk=nothing,
+                finish=finish,
+            )
             self._journal.append(record)
 
     def grown_before(self, grown: Iterable[Grown]) -> None:

@@ -443,7 +443,9 @@ class Scheduler:
         """Return a group of a killed run with the tokens that the journal has."""
         group = self._generation.begin(self._dispatch(before.group_id), before.prompt, weights, now)
         for grown in before.grown:
-            group.partials[grown.index].extend(grown.chunk, grown.weights)
+            partial = group.partials[grown.index]
+            partial.extend(grown.chunk, grown.weights)
+            partial.ended = grown.finish
         return group.resumed() if before.grown else group
 
     def _dispatch(self, group_id: GroupId, step: int | None = None) -> Dispatch:
@@ -499,6 +501,8 @@ class Scheduler:
         if not group.is_gone:
             for sample in samples:
                 self._accounts.finish(sample)
+                if self._policy.partial and group.partials:  # an episode has none
+                    self._recorder.ended(group.group_id, group.partials[sample.index], sample.finish)
             self._slots.unclaim(1)
 
     def _finish_group(self, group: GroupInFlight, scored_group: ScoredGroup, reason: str | None) -> None:

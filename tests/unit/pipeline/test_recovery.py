@@ -322,6 +322,35 @@ def test_partial_answers_continue_behind_their_tokens(tmp_path: Path) -> None:
     assert last.facts[-1].scheduler.groups.trained == 16
 
 
+def test_an_answer_that_had_ended_in_a_group_in_flight_is_not_continued(tmp_path: Path) -> None:
+    life = Life(
+        tmp_path,
+        {"steps": 4, "staleness": 3, "lengths": lengths_in_rotation((40, 200)), "slots": 64, "partial": True},
+    )
+    life.part(1.0)
+    assert life.recovered is not None
+    in_flight = life.recovered.restored.in_flight
+    ended = {
+        (each.group_id, index): written
+        for each in in_flight
+        for index, written in parts(each.grown).items()
+        if len(written) == 40
+    }
+    assert len(ended) > 2
+    last = life.part(None)
+    asked = {request.request_id.replace("~1", "") for request in last.engine.requests}
+    assert not asked & {f"g{group_id}.{index}" for group_id, index in ended}
+    trained = {
+        (group.group_id, scored.sample.index): (scored.sample.token_ids, scored.sample.finish)
+        for batch in last.trainer.batches
+        for group in batch.groups
+        for scored in group.samples
+    }
+    assert {place: trained.get(place) for place in ended} == {
+        place: (written, FinishReason.STOP) for place, written in ended.items()
+    }
+
+
 def test_a_repeated_part_of_an_answer_replaces_what_followed_and_a_gap_ends_it() -> None:
     def piece(start: int, stop: int, index: int = 0) -> Grown:
         chunk = Chunk(token_ids=tuple(range(start, stop)), logprobs=array("f", [0.0] * (stop - start)), version=0)

@@ -197,6 +197,7 @@ def grown_answers(draw: st.DrawFn) -> Grown:
         start=draw(st.integers(0, 2**20)),
         weights=draw(WEIGHTS),
         chunk=chunk,
+        finish=draw(st.none() | st.sampled_from(FinishReason)),
     )
 
 
