@@ -71,11 +71,13 @@ def recovery(
     *,
     num_steps: int,
     takes_back: bool = False,
+    continues: bool = True,
 ) -> Recovery | str | None:
     """Read what the journal in ``folder`` kept since ``before``, the state of a checkpoint, or since the start.
 
     The journal must have the same ``notes``, and ``find`` returns the prompt of an epoch and a row.  A user's data
-    source that ``takes_back`` prompts has given those of stale groups again, as new rows.  Returns None without such a
+    source that ``takes_back`` prompts has given those of stale groups again, as new rows.  ``continues`` tells whether
+    the run can continue answers behind their tokens; episodes start again.  Returns None without such a
     journal, and a line for the user if it cannot be used, for instance because it has batches from
     ``num_steps`` on.  Raises ConfigError or NotNow.
     """
@@ -92,7 +94,7 @@ def recovery(
     if why is not None:
         return _unused(folder, why)
     try:
-        return _recovery(found, RunState.from_json(found.state), find, takes_back=takes_back)
+        return _recovery(found, RunState.from_json(found.state), find, takes_back=takes_back, continues=continues)
     except (KeyError, ValueError) as error:
         text = f"journal {folder}: {error}; --no-journal resumes from the checkpoint without it"
         raise ConfigError(text) from error
@@ -124,7 +126,12 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _recovery(
-    found: Recovered, at_checkpoint: RunState, find: Callable[[int, int], Prompt], *, takes_back: bool
+    found: Recovered,
+    at_checkpoint: RunState,
+    find: Callable[[int, int], Prompt],
+    *,
+    takes_back: bool,
+    continues: bool,
 ) -> Recovery:
     restored = Restored(
         batches=found.batches,
@@ -133,7 +140,7 @@ def _recovery(
             RestoredInFlight(
                 group_id=each.group_id,
                 prompt=each.place.prompt or find(each.place.epoch, each.place.row),
-                grown=consecutive(found.growth.get(each.group_id, ())),
+                grown=consecutive(found.growth.get(each.group_id, ())) if continues else (),
             )
             for each in found.in_flight
         ),

@@ -129,6 +129,7 @@ def _with_journal(run: RunConfig, prompts: ResumablePrompts, start: Start) -> St
         prompts.at,
         num_steps=run.rollout.num_rollout,
         takes_back=isinstance(prompts, UserPrompts) and prompts.takes_back,
+        continues=not run.episodes.has_episodes,
     )
     if not isinstance(found, Recovery):
         return start if found is None else replace(start, changes=(*start.changes, found))

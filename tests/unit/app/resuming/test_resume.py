@@ -20,6 +20,7 @@ from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.models.shape import read_shape
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.types import GroupId, Prompt, Weights
+from tests.unit.buffer.journal.made import grown
 from tests.unit.data.prompt_files import config, jsonl, numbered_rows, stream, take
 from tests.unit.engines.megatron.checkpoint.test_directory import written
 from tests.unit.hooks.test_prompt_source import Counting, taken, texts
@@ -305,3 +306,23 @@ def test_a_users_source_continues_behind_the_prompts_of_the_journal(
     found, _ = run_virtually(taken(source, 3))
     assert texts(found) == ["8", "9", "10"]
     assert [prompt.row for prompt in found] == [10, 11, 12], "no row is used twice"
+
+
+def test_episodes_do_not_continue_answers_of_a_run_without_them(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    words = ("--save", str(tmp_path / "saved"))
+    run, episodes = configured(*words), configured(*words, "--custom-generate-function-path", "mine.generate")
+    source = prompts()
+    saved(tmp_path, source=source)
+    at_checkpoint = {**STATE.as_json(), "about": {**about(source), **binding(run)}}
+    records: list[Record] = [
+        Snapshot(step=2, state=orjson.loads(orjson.dumps(at_checkpoint)), held=()),
+        Admitted(group_id=GroupId(7), place=PromptPlace(epoch=0, row=1), prompts_taken=7, last_taken=(0, 1)),
+        grown(7, 0, 3),
+    ]
+    write(tmp_path / "saved" / "journal", 1, [*records], 100)
+    for each, num_tokens in ((run, 3), (episodes, 0)):
+        restored = find_start(each, source, SHAPE).restored
+        assert restored is not None
+        assert [(group.group_id, group.num_tokens) for group in restored.in_flight] == [(7, num_tokens)]
