@@ -22,12 +22,20 @@ _NOT_TRAINED = TrainReport(
 def export(folder: Path, file: Path) -> int:
     """Write the last content of each finished group and return their number.  Raises JournalDamaged, OSError.
 
-    ``step`` and ``lag`` are null in groups that no step took.  The file appears whole or not at all.
+    ``step`` and ``lag`` are null in groups that no step took.  Groups whose end is in a deleted segment are left out.
+    The file appears whole or not at all.
     """
-    found = opened(folder)
     contents = dict[GroupId, tuple[OpenSegment, Frame]]()
     steps = dict[GroupId, int]()
-    for segment in found:
+    before = 0
+    for segment in opened(folder):
+        if (snapshot := segment.snapshot()) is not None:
+            if segment.segment.number - 1 - segment.num_uncounted > before:  # segments were deleted
+                kept = steps.keys() | {held.group_id for held in snapshot.held if held.is_buffered}
+                contents = {group_id: content for group_id, content in contents.items() if group_id in kept}
+            for batch in snapshot.pending:
+                steps |= dict.fromkeys(batch.group_ids, batch.step)
+        before = segment.segment.number
         for frame in segment.frames():
             if frame.kind is Kind.FINISHED:
                 contents[group_id_of(frame.body)] = segment, frame

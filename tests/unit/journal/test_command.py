@@ -18,7 +18,7 @@ from asyncrl.buffer.journal.segments import segment_of
 from asyncrl.journal.__main__ import main
 from asyncrl.types import GroupId, JsonValue
 from tests.unit.buffer.journal.disks import write
-from tests.unit.buffer.journal.made import finished, place
+from tests.unit.buffer.journal.made import finished, held, place
 
 STATE: dict[str, JsonValue] = {
     "groups": {"admitted": 12, "trained": 10, "filtered": 2, "stale": 0, "failed": 0},
@@ -191,6 +191,45 @@ def test_finished_groups_are_exported_with_the_step_that_took_them(
     assert found[0]["lag"] == 5
     assert found[-1]["lag"] is None
     assert found[0]["reward"] == 1.0
+
+
+def exported(run_dir: Path) -> dict[int, int | None]:
+    """Return the step of each group that the command exports."""
+    file = run_dir / "groups.parquet"
+    assert main([str(run_dir), "--export", str(file)]) == 0
+    return {row["group_id"]: row["step"] for row in pq.read_table(file).to_pylist()}
+
+
+def test_a_step_is_known_by_a_snapshot_after_its_segment_was_deleted(tmp_path: Path) -> None:
+    waiting = tuple(held(each, is_buffered=True) for each in (1, 2))
+    taken = Taken(step=5, group_ids=(GroupId(1), GroupId(2)))
+    records = [
+        Snapshot(step=0, state={}, held=()),
+        *map(finished, (1, 2)),
+        Snapshot(step=5, state={}, held=waiting),
+        taken,
+        Snapshot(step=5, state={}, held=waiting, pending=(taken,)),  # the run was killed, and resumed
+        Trained(step=5, is_skipped=False),
+    ]
+    write(tmp_path / "journal", records)
+    assert exported(tmp_path) == {1: 5, 2: 5}
+    segment_of(tmp_path / "journal", 2).path.unlink()
+    assert exported(tmp_path) == {1: 5, 2: 5}
+
+
+def test_a_group_that_left_in_a_deleted_segment_is_not_exported(tmp_path: Path) -> None:
+    records = [
+        Snapshot(step=0, state={}, held=()),
+        *map(finished, (1, 2)),
+        Snapshot(step=5, state={}, held=tuple(held(each, is_buffered=True) for each in (1, 2))),
+        Taken(step=5, group_ids=(GroupId(1),)),
+        Trained(step=5, is_skipped=False),
+        Snapshot(step=6, state={}, held=(held(2, is_buffered=True),)),
+    ]
+    write(tmp_path / "journal", records)
+    assert exported(tmp_path) == {1: 5, 2: None}
+    segment_of(tmp_path / "journal", 2).path.unlink()
+    assert exported(tmp_path) == {2: None}
 
 
 def test_an_account_counts_the_last_content_of_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
