@@ -98,8 +98,13 @@ class RayTrainer:
         return any(await self._all(lambda rank: rank.check_checkpoint(), self._control_timeout_s))
 
     async def finish_checkpoint(self, timeout_s: float | None = None) -> None:
-        """Return once no rank is writing."""
-        await self._all(lambda rank: rank.finish_checkpoint(), timeout_s or self._train_timeout_s)
+        """Return once no rank is writing.  Raises CheckpointFailed if one has not written within ``train_timeout_s``.
+
+        ``timeout_s``: how long to wait instead for answers.
+        """
+        # A rank that gives its save up after this time lives.  Its answer must come before it counts as silent.
+        patience_s = self._train_timeout_s + self._control_timeout_s
+        await self._all(lambda rank: rank.finish_checkpoint(), patience_s if timeout_s is None else timeout_s)
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
         """See ``WeightSender.weight_buckets``."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.engines.cluster.ray_trainer import NoTrainer, RayTrainer
-from asyncrl.errors import FastStepWrong, TrainerFailed
+from asyncrl.errors import CheckpointFailed, FastStepWrong, TrainerFailed
 from asyncrl.types import Batch
 
 
@@ -98,6 +98,24 @@ def test_threads_that_user_code_has_occupied_do_not_keep_the_trainer_from_its_ba
             await asyncio.wait(hung)
 
     assert asyncio.run(run()) == (("train", batch), {}, {"name": "RankActor.train"})
+
+
+def test_a_rank_that_gives_up_a_save_after_the_time_for_it_is_not_silent() -> None:
+    class SlowActor(RankActor):
+        def remote(self, *_: Any, **__: Any) -> Any:
+            async def answer() -> None:
+                await asyncio.sleep(0.1)  # its wait begins when the call reaches it
+                cause = CheckpointFailed("not written within 0.05 s")
+                raise RayTaskError("finish_checkpoint", str(cause), cause)
+
+            return answer()
+
+    ours = RayTrainer((SlowActor(),), train_timeout_s=0.05, control_timeout_s=5.0)
+    with pytest.raises(CheckpointFailed, match="not written within"):
+        asyncio.run(ours.finish_checkpoint())
+    assert ours.silence is None
+    with pytest.raises(TrainerFailed, match="no answer within"):
+        asyncio.run(ours.finish_checkpoint(0.01))
 
 
 def test_without_ranks_a_batch_is_taken_and_nothing_is_saved(tmp_path: Path) -> None:
