@@ -59,6 +59,7 @@ from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
 from asyncrl.page.child import page_of
 from asyncrl.page.runs.run_status import StatusFile
 from asyncrl.pipeline.early_end import EarlyEnd
+from asyncrl.pipeline.recovery import last_epoch
 from asyncrl.plain_text import indented, one_line
 from asyncrl.rollout_log.files import RolloutFiles
 
@@ -100,7 +101,9 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py", listener: 
                 dry_run(run, console)
                 return 0
             raise_open_files()
-            lease = logs.enter_context(held(run.checkpoint, lambda line: console.print(Text(line), soft_wrap=True)))
+            lease = logs.enter_context(
+                held(run.checkpoint, lambda line: console.print(Text(line), soft_wrap=True), last_epoch)
+            )
             checked = check(run)
             run_dir, warning = _open_run_dir(checked.run)
             logs.enter_context(open_logging(run_dir, console))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.journal import Grown, Journal, PromptPlace, Recovered, has_snapshot, recover
+from asyncrl.buffer.journal import Grown, Journal, PromptPlace, Recovered, has_snapshot, newest_epoch, recover
 from asyncrl.errors import ConfigError, JournalDamaged, unusable
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.pipeline.scheduling.run_state import Restored, RestoredInFlight, RunState
@@ -61,6 +61,11 @@ async def journal_of(
         yield
     finally:
         await journal.close()
+
+
+def last_epoch(save: Path) -> int:
+    """Return the largest run epoch in the journal of a folder of checkpoints; 0 without one.  Raises OSError."""
+    return newest_epoch(save / JOURNAL_FOLDER)
 
 
 def recovery(

@@ -23,6 +23,7 @@ from asyncrl.buffer.journal.records import (
 )
 from asyncrl.buffer.journal.recovery import has_snapshot, recover
 from asyncrl.buffer.journal.replay import Counts, Recovered
+from asyncrl.buffer.journal.segments import newest_epoch
 
 __all__ = [
     "Admitted",
@@ -46,6 +47,7 @@ __all__ = [
     "Trained",
     "Wasted",
     "has_snapshot",
+    "newest_epoch",
     "read",
     "recover",
 ]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Buffer, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,16 @@ def header_of(segment: Segment) -> SegmentHeader | None:
     """Return the header of a segment; None if it is incomplete or damaged.  Raises OSError, ValueError."""
     with segment.path.open("rb") as file:
         return segment_header(memoryview(file.read(SEGMENT_BYTES)))
+
+
+def newest_epoch(folder: Path) -> int:
+    """Return the largest run epoch in the headers of a folder's segments; 0 without one.  Raises OSError."""
+    newest = 0
+    for each in segments(folder):
+        with suppress(ValueError):  # another format, which the recovery names
+            if (header := header_of(each)) is not None:
+                newest = max(newest, header.run_epoch)
+    return newest
 
 
 class Disk:

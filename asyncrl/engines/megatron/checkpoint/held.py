@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event
 from typing import NoReturn
 
@@ -66,10 +67,13 @@ class SaveLease:
 
 
 @contextmanager
-def held(checkpoint: CheckpointConfig, say: Callable[[str], None]) -> Iterator[SaveLease | None]:
+def held(
+    checkpoint: CheckpointConfig, say: Callable[[str], None], last_token: Callable[[Path], int] = lambda save: 0
+) -> Iterator[SaveLease | None]:
     """Hold the lease of ``--save`` during the body; None without ``--save``.
 
-    Removes what earlier runs left unfinished there.  Raises NotNow if another run holds the folder or
+    Removes what earlier runs left unfinished there.  ``last_token`` returns the largest fencing token that the folder's
+    other files name, and may raise OSError.  Raises NotNow if another run holds the folder or
     the disk does not answer, and ConfigError if the folder cannot be used.
     """
     if checkpoint.save is None:
@@ -77,7 +81,7 @@ def held(checkpoint: CheckpointConfig, say: Callable[[str], None]) -> Iterator[S
         return
     check_save(checkpoint)
     try:
-        claim = take(checkpoint.save, say)
+        claim = take(checkpoint.save, say, last_token(checkpoint.save))
         fence(claim)
     except OSError as error:
         raise unusable(f"save {checkpoint.save}: its lease cannot be taken: {error}", error) from error

@@ -66,18 +66,19 @@ class Claim:
         return f"run {self.run} (process {self.pid} on {self.host}) since {self.since}"
 
 
-def take(root: Path, say: Callable[[str], None]) -> Claim:
+def take(root: Path, say: Callable[[str], None], after: int = 0) -> Claim:
     """Claim the existing folder ``root`` for this process, and return the claim.
 
     Blocks for at most EXPIRES_S seconds while it is unknown whether the last holder still lives; ``say`` gets a line
-    then.  Raises NotNow, with one line that names the holder, if it does; or OSError.
+    then.  The token is above ``after``, also if the folder was copied without its leases.  Raises NotNow, with one line
+    that names the holder, if it does; or OSError.
     """
     (root / FOLDER).mkdir(exist_ok=True)
     while True:
         newest = _newest(root)
         if newest is not None and not _has_ended(root, newest, say):
             continue  # another run has claimed the folder meanwhile
-        claim = _of_this_process(root, 1 if newest is None else newest + 1)
+        claim = _of_this_process(root, max(newest or 0, after) + 1)
         try:
             _create(claim.path, orjson.dumps(_written(claim)))
         except FileExistsError:

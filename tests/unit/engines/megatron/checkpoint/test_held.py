@@ -3,18 +3,22 @@
 import asyncio
 import errno
 import logging
+import shutil
 import time
 from pathlib import Path
 from threading import Event
 
 import pytest
 
+from asyncrl.buffer.journal import Journal, Snapshot
+from asyncrl.buffer.journal.reader import opened
 from asyncrl.config import CheckpointConfig
 from asyncrl.engines.megatron.checkpoint import held as module
 from asyncrl.engines.megatron.checkpoint import lease
 from asyncrl.engines.megatron.checkpoint.held import held
 from asyncrl.engines.megatron.checkpoint.lease import Claim, release, take
 from asyncrl.errors import ConfigError, LeaseLost, NotNow
+from asyncrl.pipeline.recovery import last_epoch
 from tests.unit.engines.megatron.checkpoint.test_directory import written
 
 
@@ -40,6 +44,25 @@ def test_the_next_run_takes_the_folder_at_once(tmp_path: Path) -> None:
         with held(saves, quiet) as found:
             assert found is not None
             assert found.claim.token == token
+
+
+def test_a_journal_that_was_copied_without_its_leases_is_continued(tmp_path: Path) -> None:
+    def run(save: Path) -> str | None:
+        with held(CheckpointConfig(save=save), quiet, last_epoch) as found:
+            assert found is not None
+
+            async def write() -> str | None:
+                journal = Journal(save / "journal", found.claim.token, delivered=lambda: 0)
+                await journal.durable(journal.append(Snapshot(step=0, state={}, held=())))
+                await journal.close()
+                return journal.problem
+
+            return asyncio.run(write())
+
+    assert [run(tmp_path / "one") for _ in range(3)] == [None] * 3
+    shutil.copytree(tmp_path / "one", tmp_path / "two", ignore=shutil.ignore_patterns(".*"))
+    assert [run(tmp_path / "two") for _ in range(2)] == [None] * 2
+    assert [each.header.run_epoch for each in opened(tmp_path / "two" / "journal")] == [1, 2, 3, 4, 5]
 
 
 def test_a_run_ends_when_another_one_takes_its_folder(tmp_path: Path) -> None:
@@ -124,7 +147,7 @@ def test_a_folder_that_cannot_be_claimed_is_one_line(tmp_path: Path) -> None:
 def test_a_disk_that_does_not_answer_is_tried_again_by_launchers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def take(root: Path, say: object) -> Claim:
+    def take(root: Path, say: object, after: int = 0) -> Claim:
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(module, "take", take)
