@@ -7,6 +7,7 @@ DIR/iter_0000010/                         the checkpoint after 10 training steps
 DIR/iter_0000015.partial/                 being written, or left by a run that ended before it was complete
 """
 
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ RELEASE = "release"
 """Megatron's converters write this in place of a number: the checkpoint has weights alone, of no training step."""
 RUN_FILE = "run.json"
 PARTIAL = ".partial"
+_NAME = re.compile(r"iter_(\d{7,})")
 SCHEMA = 1
 """The version of ``run.json``; files without one have 0.  A new field needs a default, by which old files load.  Raise
 the version if earlier versions of asyncrl, which ignore new fields, must not resume from the file."""
@@ -74,6 +76,12 @@ def is_complete(folder: Path) -> bool:
     return all(path.is_file() and path.stat().st_size > 0 for path in description)
 
 
+def complete_steps(root: Path) -> list[int]:
+    """Return the steps of the complete checkpoints in ``root``, in order.  Partial and deleted ones do not count."""
+    named = ((_NAME.fullmatch(path.name), path) for path in root.glob("iter_*"))
+    return sorted(int(name[1]) for name, path in named if name is not None and is_complete(path))
+
+
 def is_hugging_face(folder: Path) -> bool:
     """Whether ``folder`` has a model in Hugging Face format."""
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
@@ -103,9 +111,11 @@ def _check_files(folder: Path, root: Path, setting: str) -> None:
     try:
         check_files(folder)
     except CheckpointFailed as error:
-        others = sorted(path for path in root.glob("iter_*") if path.name < folder.name and is_complete(path))
-        named = [f"that of --ckpt-step {int(path.name[5:])}" if setting == "load" else str(path) for path in others]
-        hint = f"; the checkpoint before is {named[-1]}" if named else ""
+        before = [step for step in complete_steps(root) if folder_of(root, step).name < folder.name]
+        hint = ""
+        if before:
+            name = f"that of --ckpt-step {before[-1]}" if setting == "load" else folder_of(root, before[-1])
+            hint = f"; the checkpoint before is {name}"
         raise ConfigError(f"{setting}: {error}{hint}") from error
 
 

@@ -1,5 +1,6 @@
 """Files that changed after they were written are found, with a line that names them."""
 
+import shutil
 from pathlib import Path
 
 import orjson
@@ -54,6 +55,19 @@ def test_a_torn_file_is_one_line_that_names_the_checkpoint_before(
         find_origin(CheckpointConfig(), tmp_path)
     assert str(error.value).startswith(f"ref-load: {folder / name} {line}")
     assert str(error.value).endswith(f"; the checkpoint before is {tmp_path / 'iter_0000005'}")
+
+
+@pytest.mark.parametrize("left", ["iter_0000007.deleted", "iter_0000007.9f31c0de.partial", "iter_0000007.outdated"])
+def test_what_a_run_left_is_not_named_as_the_checkpoint_before(tmp_path: Path, left: str) -> None:
+    shutil.copytree(written(tmp_path, 5), tmp_path / left)
+    (complete(tmp_path) / SHARD).unlink()
+    for checkpoint, ref_load, named in (
+        (CheckpointConfig(load=tmp_path), None, "that of --ckpt-step 5"),
+        (CheckpointConfig(), tmp_path, str(tmp_path / "iter_0000005")),
+    ):
+        with pytest.raises(ConfigError) as error:
+            find_origin(checkpoint, ref_load)
+        assert str(error.value).endswith(f"; the checkpoint before is {named}")
 
 
 def test_a_checkpoint_without_checksums_passes(tmp_path: Path) -> None:
