@@ -168,14 +168,17 @@ class Journal:
 
     def _release(self) -> None:
         """End the waits that are over."""
-        waiting, self._waiting = self._waiting, []
-        for sequence, waiter in waiting:
+        # Invariant: a waiter is in ``_waiting`` from before the look at what is confirmed until it is released.
+        # Otherwise a commit right after the look finds the list empty, and does not tell the loop.
+        left = list[tuple[int, asyncio.Future[None]]]()
+        for sequence, waiter in self._waiting:
             if waiter.done():  # cancelled
                 continue
             if self._is_confirmed(sequence):
                 waiter.set_result(None)
             else:
-                self._waiting.append((sequence, waiter))
+                left.append((sequence, waiter))
+        self._waiting = left
 
     def _switch_off(self, problem: str) -> None:
         """Write nothing more.  Any thread may call this; the waits end on the loop's."""

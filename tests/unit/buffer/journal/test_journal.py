@@ -369,6 +369,36 @@ def test_a_wait_that_is_cancelled_leaves_the_record(tmp_path: Path) -> None:
     assert len(records(tmp_path)) == 2
 
 
+def test_a_commit_between_a_look_and_its_consequence_ends_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, looks = threading.Event(), list[int]()
+    look, tell = Journal._is_confirmed, Journal._committed  # noqa: SLF001
+
+    def slow_look(journal: Journal, sequence: int) -> bool:
+        looks.append(sequence)
+        found = look(journal, sequence)
+        if len(looks) == 2:  # the first look of ``_release``; the thread gets the GIL right after it
+            assert committed.wait(10.0)
+        return found
+
+    def told(journal: Journal) -> None:
+        tell(journal)
+        committed.set()
+
+    monkeypatch.setattr(Journal, "_is_confirmed", slow_look)
+    monkeypatch.setattr(Journal, "_committed", told)
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 0)
+        since = time.monotonic()
+        await journal.durable(journal.append(finished(1)))
+        assert time.monotonic() - since < 5.0, "the wait ended with its deadline"
+        await journal.close()
+
+    run(work())
+
+
 def test_a_journal_that_wrote_nothing_closes(tmp_path: Path) -> None:
     run(Journal(tmp_path / "none", 1, delivered=lambda: 5).close())
     assert not (tmp_path / "none").exists()
