@@ -15,7 +15,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
-from asyncrl.pipeline.recovery import JOURNAL_FOLDER, Recovery, prompts_at, recovery
+from asyncrl.pipeline.recovery import JOURNAL_FOLDER, Recovery, prompts_at, recovery, unused
 from asyncrl.pipeline.scheduling.run_state import Restored, RunState
 from asyncrl.protocols import PromptSource
 from asyncrl.types import Prompt, Weights
@@ -119,11 +119,14 @@ def _with_journal(run: RunConfig, prompts: ResumablePrompts, start: Start) -> St
     """Return ``start`` with what the journal in ``--load`` kept since, and with notes for this run's journal."""
     notes = {**about(prompts), **binding(run)}
     start = replace(start, journal_notes=notes if run.checkpoint.save is not None else None)
-    load = run.checkpoint.load
-    if load is None or run.checkpoint.ckpt_step is not None:  # who goes back to an earlier step wants other ones
+    if (load := run.checkpoint.load) is None:
         return start
+    folder = load / JOURNAL_FOLDER
+    if run.checkpoint.ckpt_step is not None:  # who goes back to an earlier step wants other groups
+        lines = (unused(folder, "ckpt-step is given"),) if folder.is_dir() else ()
+        return replace(start, changes=(*start.changes, *lines))
     found = recovery(
-        load / JOURNAL_FOLDER,
+        folder,
         start.before,
         notes,
         prompts.at,

@@ -326,3 +326,12 @@ def test_episodes_do_not_continue_answers_of_a_run_without_them(
         restored = find_start(each, source, SHAPE).restored
         assert restored is not None
         assert [(group.group_id, group.num_tokens) for group in restored.in_flight] == [(7, num_tokens)]
+
+
+def test_a_journal_that_ckpt_step_leaves_aside_is_named(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
+    source = prompts()
+    saved(tmp_path, source=source)
+    run, line = configured("--ckpt-step", "2"), "is not used, so finished groups start again: ckpt-step is given"
+    assert not any(line in each for each in find_start(run, source, SHAPE).changes)
+    (tmp_path / "saved" / "journal").mkdir()
+    assert find_start(run, source, SHAPE).changes[-1] == f"the journal in {tmp_path / 'saved' / 'journal'} {line}"
