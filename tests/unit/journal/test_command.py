@@ -203,7 +203,7 @@ def exported(run_dir: Path) -> dict[int, int | None]:
 def test_a_step_is_known_by_a_snapshot_after_its_segment_was_deleted(tmp_path: Path) -> None:
     waiting = tuple(held(each, is_buffered=True) for each in (1, 2))
     taken = Taken(step=5, group_ids=(GroupId(1), GroupId(2)))
-    records = [
+    records: list[Record] = [
         Snapshot(step=0, state={}, held=()),
         *map(finished, (1, 2)),
         Snapshot(step=5, state={}, held=waiting),
@@ -218,7 +218,7 @@ def test_a_step_is_known_by_a_snapshot_after_its_segment_was_deleted(tmp_path: P
 
 
 def test_a_group_that_left_in_a_deleted_segment_is_not_exported(tmp_path: Path) -> None:
-    records = [
+    records: list[Record] = [
         Snapshot(step=0, state={}, held=()),
         *map(finished, (1, 2)),
         Snapshot(step=5, state={}, held=tuple(held(each, is_buffered=True) for each in (1, 2))),
