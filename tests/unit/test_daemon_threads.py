@@ -73,8 +73,14 @@ def test_a_pool_uses_no_more_threads_than_it_may_and_reuses_them() -> None:
 
 
 def test_calls_that_wait_are_cancelled_by_the_shutdown_and_a_running_one_ends() -> None:
-    pool, end = DaemonThreads(1, "mine"), threading.Event()
-    running, waiting = pool.submit(end.wait), pool.submit(end.wait)
+    pool, begun, end = DaemonThreads(1, "mine"), threading.Event(), threading.Event()
+
+    def work() -> bool:
+        begun.set()
+        return end.wait(60)
+
+    running, waiting = pool.submit(work), pool.submit(work)
+    assert begun.wait(60)  # otherwise it waits, too
     pool.shutdown(wait=True)
     assert waiting.cancelled()
     assert not running.done()
