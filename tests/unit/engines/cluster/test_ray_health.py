@@ -9,6 +9,7 @@ import pytest
 
 from asyncrl.engines.cluster import ray_health
 from asyncrl.engines.cluster.ray_health import RayHealth, own_parts
+from tests.ports import free_ports
 from tests.virtual_time import run_virtually
 
 
@@ -53,8 +54,11 @@ def test_a_container_without_pidfd_is_looked_at_within_five_seconds(
 
 
 async def _silent(seconds: float | None) -> str:
-    """Watch the port of a GCS that does not listen for some seconds, or never again, and return the line."""
-    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    """Watch the port of a GCS that does not listen for some seconds, or never again, and return the line.
+
+    A port of ``free_ports``: no other socket gets it meanwhile, and no attempt to connect to it meets itself.
+    """
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", free_ports(1)[0])
     host, port = server.sockets[0].getsockname()
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(RayHealth({}, {"GCS": (host, port)}).ended())
