@@ -80,10 +80,11 @@ def test_an_exception_of_the_thread_does_not_end_the_event_loop(
 
 
 def test_a_call_is_refused_while_the_thread_of_an_earlier_one_is_busy() -> None:
-    end, calls = threading.Event(), list[int]()
+    begun, end, calls = threading.Event(), threading.Event(), list[int]()
 
     def mine(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
         calls.append(rollout_id)
+        begun.set()
         end.wait(30)
         return {}
 
@@ -97,6 +98,7 @@ def test_a_call_is_refused_while_the_thread_of_an_earlier_one_is_busy() -> None:
         end.set()
 
     asyncio.run(run())
+    assert begun.wait(30)  # on a busy machine the thread begins later than the second call is refused
     assert calls == [3]
 
 
