@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from errno import EACCES
 from http import HTTPStatus
 from pathlib import Path
-from threading import Timer
 
 import aiohttp
 import orjson
@@ -21,6 +20,8 @@ from asyncrl.page.tabs.all_tabs import TABS
 from tests.unit.page.made_runs import row, write_run, write_status
 
 KEY = "secret"
+LIMIT = aiohttp.ClientTimeout(total=60.0)
+"""Limit for an answer that must not wait for anything."""
 Body = Callable[[aiohttp.ClientSession], Awaitable[None]]
 
 
@@ -182,10 +183,12 @@ def test_a_browser_gets_a_frame_while_the_run_is_read(runs: list[Path]) -> None:
             base = server.url.partition("?")[0]
             jar = aiohttp.CookieJar(unsafe=True)
             async with aiohttp.ClientSession(base, cookie_jar=jar) as client:
-                run.is_read = False
                 opens = {"Sec-Fetch-Mode": "navigate"}
-                async with client.get(server.url, headers=opens) as answer:
-                    frame = await answer.text()
+                try:
+                    async with client.get(server.url, headers=opens, timeout=LIMIT) as answer:
+                        frame = await answer.text()
+                finally:
+                    run.lock.release()
                 assert "data-frame" in frame
                 assert "Timeline" in frame
                 assert "panel-1" not in frame
@@ -196,7 +199,6 @@ def test_a_browser_gets_a_frame_while_the_run_is_read(runs: list[Path]) -> None:
 
     run = server._runs[0]  # noqa: SLF001
     run.lock.acquire()  # the reading at the start waits
-    Timer(0.5, run.lock.release).start()
     asyncio.run(main())
 
 
