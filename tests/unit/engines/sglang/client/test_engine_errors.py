@@ -155,11 +155,12 @@ def test_a_stream_cut_into_any_pieces_is_read_whole() -> None:
         assert not aborted
 
 
-def test_a_chunk_is_as_old_as_the_stamp_on_the_one_before_it() -> None:
+def test_a_chunk_is_as_old_as_the_stamp_on_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.engines.sglang.client.versions.DETOKENIZER_LAG_S", 60.0)  # on a busy machine, too
     stream = sending(event([1], 4), event([2], 4), event([3], 5), event([4], 5, type="length"))
     chunks, end, _ = generate(stream)
     assert end == FinishReason.LENGTH
-    assert [chunk.version for chunk in chunks] == [4, 4, 4, 4]  # version 5 is not certain within a millisecond
+    assert [chunk.version for chunk in chunks] == [4, 4, 4, 4]  # version 5 is not certain yet
 
 
 def test_stamped_tokens_are_as_old_as_their_stamps() -> None:
@@ -322,17 +323,25 @@ def test_few_aborts_are_in_flight_to_one_server_and_none_waits_for_long(monkeypa
     asked = most = now = 0
 
     async def hangs(request: web.Request) -> web.StreamResponse:
-        nonlocal asked, most, now
-        asked, now = asked + 1, now + 1
-        most = max(most, now)
-        try:
-            await asyncio.sleep(60.0)
-        finally:
-            now -= 1
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(60.0)
         return web.Response()
 
+    class Counting(HttpClient):
+        """Counts aborts here: the server does not notice that a caller has given up, and another begins."""
+
+        async def command(self, url: str, body: dict[str, Any], timeout_s: float) -> Any:
+            nonlocal most, now
+            now += 1
+            most = max(most, now)
+            try:
+                return await super().command(url, body, timeout_s)
+            finally:
+                now -= 1
+
     async def run() -> float:
-        async with serving({"/generate": stalling, "/abort_request": hangs}) as url, HttpClient() as http:
+        async with serving({"/generate": stalling, "/abort_request": hangs}) as url, Counting() as http:
             engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=60.0)
             began = 0
 
@@ -350,8 +359,8 @@ def test_few_aborts_are_in_flight_to_one_server_and_none_waits_for_long(monkeypa
             return asyncio.get_running_loop().time() - start
 
     assert asyncio.run(run()) < 10.0
-    assert asked >= most
-    assert 32 <= most < 64  # the server notices late that a caller has given up
+    assert asked > 0
+    assert most == 32
 
 
 def test_a_refused_connection_is_a_loss() -> None:
