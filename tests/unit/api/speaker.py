@@ -12,6 +12,9 @@ from pathlib import Path
 
 from asyncrl.api.reports import Reports
 
+UNTIL_S = 20.0
+"""Limit for the wait for a file."""
+
 
 def main() -> int:
     reports = Reports(socket.socket(fileno=int(sys.argv[1])))
@@ -33,16 +36,18 @@ def main() -> int:
             signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
         elif name == "sleep":
             sleep(float(value))
+        elif name == "until":
+            sleep(UNTIL_S, Path(value))
         elif name == "say":
             sys.stderr.write(f"error: {value}\n")
     reports.finish()
     return code
 
 
-def sleep(seconds: float) -> None:
-    """Sleep in pieces: a signal that arrives as a sleep begins is handled only after it."""
+def sleep(seconds: float, until: Path | None = None) -> None:
+    """Sleep, at most until a file is there, in pieces: a signal that comes as a sleep begins is handled after it."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and not (until is not None and until.exists()):
         time.sleep(0.02)
 
 
