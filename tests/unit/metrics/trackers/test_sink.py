@@ -234,9 +234,16 @@ def test_a_full_queue_drops_the_oldest_rows(released: Event) -> None:
 
 
 def test_closing_ends_a_pause_after_a_failure() -> None:
-    tracker = FakeTracker(open=raising(OSError("down")))
+    opened, down = Event(), raising(OSError("down"))
+
+    def fail_once() -> None:
+        opened.set()
+        down()
+
+    tracker = FakeTracker(open=fail_once)
     sink = TrackerSink("fake", tracker, TrackerLimits(pause_s=FOR_EVER, finish_s=20.0))
     sink.write(rows(1)[0])
+    assert opened.wait(FOR_EVER)  # a failure after the close ends the sink
     sink.close()
     assert tracker.rows == rows(1)
 
