@@ -200,12 +200,16 @@ def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncrl.engines.megatron.weights.update_group.JOIN_S", 0.1)
-    told, began, may_end = [], Event(), Event()
+    told, began, given_up, may_end = [], Event(), Event(), Event()
 
     def send(groups: object, *, is_checked: bool, by_part: bool) -> None:
         began.set()
         may_end.wait(20.0)
         told.append("sent")
+
+    def give_up(groups: object) -> None:
+        told.append("given up")
+        given_up.set()
 
     with (
         one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank,
@@ -214,11 +218,12 @@ def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(
     ):
         rank._update_groups = UpdateGroups(main="a group")  # type: ignore[arg-type]  # noqa: SLF001 (never used)
         fakes.setattr(rank._weight_sender, "send", send)  # noqa: SLF001
-        fakes.setattr("asyncrl.engines.megatron.rank.abandon", lambda groups: told.append("given up"))
+        fakes.setattr("asyncrl.engines.megatron.rank.abandon", give_up)
         fakes.setattr("torch.distributed.destroy_process_group", lambda group: told.append("left"))
         sending = threads.submit(rank.send, is_checked=False)
         assert began.wait(20.0)
         joining = threads.submit(rank.join_engines, "127.0.0.1", free_port(), 2, "weights", "gloo")
+        assert given_up.wait(20.0)
         with pytest.raises(TimeoutError):
             joining.result(0.5)
         may_end.set()
