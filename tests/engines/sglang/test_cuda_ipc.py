@@ -1,6 +1,7 @@
 """Weights shared by memory with the real SGLang: it serves them after each update and each acquisition of the GPUs."""
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_the_server_serves_the_shared_weights_after_each_update(restored_servers
 
 @pytest.mark.timeout(1200)
 def test_no_shared_memory_is_left_behind(restored_servers: Servers) -> None:
-    mine = re.compile(r"torch_\d+")
+    mine = re.compile(rf"torch_{os.getpid()}_")  # other tests may share memory at the same time
     before = {path.name for path in Path("/dev/shm").iterdir() if mine.match(path.name)}
     sharer = SharesWeights(restored_servers.model, scaled)
     asyncio.run(_served(restored_servers, sharer, restored_servers.version, is_time_shared=True))
