@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.sglang_server import BEARER, Servers
+from tests.sglang_server import BEARER, SILENCE_S, Servers
 
 pytestmark = [pytest.mark.timeout(1080), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
@@ -69,7 +69,7 @@ def ask(servers: Servers, body: dict[str, Any]) -> tuple[int, Any]:
     data, headers = json.dumps({**PLAIN, **body}).encode(), {"Content-Type": "application/json", **BEARER}
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(f"{servers.engine_url}/generate", data, headers), timeout=60
+            urllib.request.Request(f"{servers.engine_url}/generate", data, headers), timeout=SILENCE_S
         ) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
