@@ -32,8 +32,8 @@ FLAGS = f"""
 SECRETS = f'sglang-api-key = "{clients.API_KEY}"\n'
 """A file of the run's user; on the command line, every user of the machine would see the key."""
 END_THINK, END = IDS["</think>"], IDS["<|im_end|>"]
-SENT_S = 3.0
-"""Time in which episodes that may begin send their first request, on a busy machine."""
+SENT_S = 10.0
+"""Time in which episodes that may begin send their first request, on a machine that is busy with two other runs."""
 DROPPING = ("verifiers", "ten questions")
 """Clients that ask further questions: the template then shows the answers before without their thinking."""
 
