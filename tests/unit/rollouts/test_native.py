@@ -74,7 +74,7 @@ def test_tools_fail_with_named_errors_that_a_function_may_catch() -> None:
     async def episode(ep: Episode) -> None:
         await ep.generate()
         with pytest.raises(ToolFailed, match="add: ValueError: invalid literal"):
-            await ep.call(add, "two")
+            await ep.call(add, "two", timeout_s=20.0)
         with pytest.raises(ToolTimeout, match=r"slow: no result within 0.01 s"):
             await ep.call(slow, timeout_s=0.01)
         with pytest.raises(ToolTimeout, match=r"sleep: no result within 0.05 s"):
