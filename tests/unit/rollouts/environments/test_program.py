@@ -125,9 +125,9 @@ def test_wrong_result_of_a_step_names_the_class(result: Any, message: str) -> No
 def test_late_step_costs_its_trajectory_and_closes_the_environment() -> None:
     class Slow(Guess):
         def step(self, action: str) -> Any:
-            time.sleep(0.3)
+            time.sleep(1.5)
 
-    result = played(Slow, "7", tool_timeout_s=0.05)
+    result = played(Slow, "7", tool_timeout_s=1.0)  # of ``reset``, too, whose thread may begin late
     assert result.end is EpisodeEnd.TOOL_FAILED
     assert sum(result.trajectories[0].loss_mask) == 0
     assert Guess.opened[-1].is_closed
