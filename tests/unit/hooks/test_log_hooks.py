@@ -104,7 +104,7 @@ def test_a_function_that_hangs_is_not_called_again(caplog: pytest.LogCaptureFixt
     def hangs(step: int, seen: Batch, row: Mapping[str, Any]) -> None:
         end.wait()
 
-    logs = LogHooks(hangs, None, lambda: Worker("test"), 0.05)
+    logs = LogHooks(hangs, None, lambda: Worker("test"), 1.0)  # ``finish`` leaves as long for the call to begin
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
