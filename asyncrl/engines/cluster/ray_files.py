@@ -64,10 +64,10 @@ def _protect(path: Path) -> None:
     try:
         with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file:
             file.write(secrets.token_hex(32))
-        if path.exists():  # an empty one
-            made.replace(path)
-        else:
+        if not path.exists():
             path.hardlink_to(made)
+        elif not path.stat().st_size:
+            made.replace(path)
     except FileExistsError:  # another run was faster
         return
     finally:

@@ -60,6 +60,21 @@ def test_the_token_is_random_and_readable_for_its_owner_alone(tmp_path: Path, mo
     assert min(map(len, tokens)) == 64
 
 
+def test_two_runs_that_make_a_token_at_once_have_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+
+    def made(num_bytes: int) -> str:
+        path.write_text("of the faster run")
+        return "of this run"
+
+    monkeypatch.setattr("asyncrl.engines.cluster.ray_files.secrets.token_hex", made)
+    protect_token()
+    assert path.read_text() == "of the faster run"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_switched_off_token_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
