@@ -71,16 +71,36 @@ def is_equal(given: str, wanted: str) -> bool:
     one, other = spelled(given), spelled(wanted)
     if one == other:
         return bool(one)
-    if not one or not other or max(len(given), len(wanted)) > MOST_CHARACTERS:
+    if not one or not other:
+        return False
+    lists = spelled(given, is_list=True), spelled(wanted, is_list=True)
+    if lists != (one, other) and _is_same_list(*lists):
+        return True
+    if max(len(given), len(wanted)) > MOST_CHARACTERS:
         return False
     ones, others = _elements(one), _elements(other)
     if len(ones) != len(others):
         return len(others) > 1 and "\\pm" in given and _is_proven(given, wanted)
-    if len(others) > 1 and _brackets(one) != _brackets(other):
-        return False
     if len(others) == 1:
         return _is_same_element(one, other, given, wanted)
-    return all(_is_same_element(each, label, each, label) for each, label in zip(ones, others, strict=True))
+    return _are_same_elements(one, other)
+
+
+def _is_same_list(one: str, other: str) -> bool:
+    """Return whether two spellings are one, or lists with equal elements: ``(100, 200)`` and ``(100,200)`` are."""
+    if one == other:
+        return True
+    if max(len(one), len(other)) > MOST_CHARACTERS:
+        return False
+    return 1 < len(_elements(one)) == len(_elements(other)) and _are_same_elements(one, other)
+
+
+def _are_same_elements(one: str, other: str) -> bool:
+    """Return whether two lists of one length have equal elements and equal brackets."""
+    if _brackets(one) != _brackets(other):
+        return False
+    pairs = zip(_elements(one), _elements(other), strict=True)
+    return all(_is_same_element(each, label, each, label) for each, label in pairs)
 
 
 def _elements(text: str) -> list[str]:

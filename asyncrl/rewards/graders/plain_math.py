@@ -15,6 +15,9 @@ _TEXT_UNIT = re.compile(
 _SPACES = re.compile(r"\s+")
 _NUMBER_WORDS = {"trillion": 12, "billion": 9, "million": 6}
 _COMMAS = re.compile(r"(?<=\d)(?:,|\{,\}|,\\!|\\,)(?=\d{3}(?!\d))")
+"""Thousands separators, and commas that may as well separate the elements of a list."""
+_THOUSANDS = re.compile(r"(?<=\d)(?:,(?=0)|\{,\}|,\\!|\\,)(?=\d{3}(?!\d))")
+"""Thousands separators alone: no element of a list begins with a superfluous 0."""
 _SIMPLE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\(?:left|right|big|Big|bigl|bigr|displaystyle|limits)(?![a-zA-Z])\s*"), ""),
     (re.compile(r"\\[dt]frac"), r"\\frac"),
@@ -42,10 +45,13 @@ _MIXED = re.compile(r"(?<![\w.)])(\d+)\s+(\d+/\d+)")
 _NAME = re.compile(r"^\s*\w{1,2}\s*=(?!=)(?=[^=<>]*$)")
 
 
-def spelled(answer: str) -> str:
-    """Return the answer in one spelling: lower case, without spaces, markup, units and thousands separators."""
+def spelled(answer: str, *, is_list: bool = False) -> str:
+    """Return the answer in one spelling: lower case, without spaces, markup, units and thousands separators.
+
+    The comma of ``100,200`` counts as a thousands separator, or with ``is_list`` as one between two elements.
+    """
     text = _TEXT_UNIT.sub("", _SPACES.sub(" ", answer).strip().rstrip(".").strip())
-    text = _COMMAS.sub("", text)
+    text = (_THOUSANDS if is_list else _COMMAS).sub("", text)
     for pattern, new in _SIMPLE:
         text = pattern.sub(new, text)
     text = _SPACES.sub(" ", text)  # a long run of spaces would take the patterns below quadratic time

@@ -157,6 +157,28 @@ def test_an_answer_that_would_compute_for_hours_is_wrong_soon(given: str, wanted
     assert not is_equal(given, wanted)
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted", "is_right"),
+    [
+        ("(100, 200)", "(100,200)", True),
+        (r"\left(100, 200\right)", "(100,200)", True),
+        ("(0.5, 100)", "(1/2,100)", True),
+        ("[100,200]", "[100, 200]", True),
+        (r"\{100, 200\}", r"\{100,200\}", True),
+        ("10, 100, 1000", "10,100,1000", True),
+        ("(1,000, 2,000)", "(1000,2000)", True),
+        ("(100, 201)", "(100,200)", False),
+        ("[100, 200]", "(100,200)", False),
+        ("(100, 200)", "100200", False),
+        ("1,000", "1,0", False),
+        ("1,000", "(1, 0)", False),
+    ],
+)
+def test_a_comma_before_three_digits_separates_thousands_or_elements(given: str, wanted: str, is_right: bool) -> None:
+    assert is_equal(given, wanted) is is_right
+    assert is_equal(wanted, given) is is_right
+
+
 def test_chance_gives_both_values() -> None:
     assert {GRADERS["random"]("", None, {}) for _ in range(100)} == {0.0, 1.0}
 
