@@ -300,6 +300,16 @@ class Sample:
         return sum(turn.stop - turn.start for turn in self.turns) if self.turns else len(self.token_ids)
 
     @property
+    def generated_mask(self) -> tuple[int, ...]:
+        """A 1 for each token that the policy wrote, and a 0 for each token of an observation."""
+        if not self.turns:
+            return (1,) * len(self.token_ids)
+        mask = bytearray(len(self.token_ids))
+        for turn in self.turns:
+            mask[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
+        return tuple(mask)
+
+    @property
     def num_observed(self) -> int:
         """Number of tokens of observations."""
         return len(self.token_ids) - self.num_generated

@@ -31,7 +31,7 @@ def group_reward_from_slime(function: Callable[..., Any], args: SlimeArgs) -> Ca
 
 def _unscored(prompt: Prompt, sample: Sample, args: SlimeArgs) -> SlimeSample:
     size = getattr(args, "n_samples_per_prompt", None)
-    return to_slime(prompt, sample, None, (1,) * len(sample.token_ids), group_size=size)
+    return to_slime(prompt, sample, None, sample.generated_mask, group_size=size)
 
 
 def filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> KeepFn:

@@ -10,6 +10,7 @@ import pytest
 
 from asyncrl.compat import Sample, SlimeArgs, filter_from_slime, pick_from_slime
 from asyncrl.compat.batch_hooks import convert_from_slime, reward_post_process_from_slime, sample_filter_from_slime
+from asyncrl.compat.plugin_shapes import group_reward_from_slime, reward_from_slime
 from asyncrl.compat.slime_views import SLIME_STATE, group_to_slime, metadata_of_state, nested
 from asyncrl.errors import FilterFailed, HookFailed
 from asyncrl.types import Batch, FinishReason, GroupId, Prompt, ScoredGroup, ScoredSample, Span, Turn, Weights
@@ -58,6 +59,21 @@ def test_a_view_has_what_the_function_left() -> None:
     assert (view.tokens, view.response_length, view.loss_mask) == ([1, 2, 4, 7, 8, 9], 3, [1, 0, 1])
     assert (view.status, view.reward, view.rollout_log_probs) == (Sample.Status.COMPLETED, 1.0, [-1.0, 0.0, -3.0])
     assert not hasattr(view, "is_list")
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_a_reward_sees_the_loss_mask_of_an_episode(*, is_group: bool) -> None:
+    seen: list[Sample] = []
+
+    def rm(args: Any, given: Any, **kwargs: Any) -> Any:
+        seen.extend(given if is_group else [given])
+
+    first = fanned(1).samples[0].sample
+    if is_group:
+        group_reward_from_slime(rm, ARGS)(PROMPT, [first])
+    else:
+        reward_from_slime(rm, ARGS)(PROMPT, first)
+    assert [(view.loss_mask, view.effective_response_length) for view in seen] == [([1, 0, 1], 2)]
 
 
 def test_a_view_is_rebuilt_after_a_journey_and_is_one_object_from_then_on() -> None:
