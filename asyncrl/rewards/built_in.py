@@ -8,7 +8,7 @@ from typing import Any
 from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS, GRADE_WHOLE_TEXTS, REMOTE, key_problem, rm_type_problem
 from asyncrl.errors import RewardFailed
 from asyncrl.rewards.graders import GRADERS
-from asyncrl.rewards.graders.boxed import last_boxed
+from asyncrl.rewards.graders.boxed import READ_BOXES, last_boxed
 from asyncrl.rewards.resources import resources
 from asyncrl.rewards.values import reward_of
 from asyncrl.types import Prompt, Reward, Sample
@@ -59,7 +59,8 @@ class BuiltIn:
         if name in GRADE_WHOLE_TEXTS and self._without_specials is not None:
             response = self._without_specials(sample.token_ids)
         if name.startswith(BOXED):
-            name, response = name.removeprefix(BOXED), last_boxed(response) or ""
+            name = name.removeprefix(BOXED)
+            response = response if name in READ_BOXES else last_boxed(response) or ""
         if name == REMOTE:
             if self._url is None:
                 raise RewardFailed(NO_URL)

@@ -1,5 +1,8 @@
 """The content of the last ``\\boxed{}`` of an answer."""
 
+READ_BOXES = ("math", "deepscaler")
+"""The built-in rewards that read the last ``\\boxed{}`` themselves, so that the prefix ``boxed_`` changes nothing."""
+
 _BOX = "\\boxed"
 
 

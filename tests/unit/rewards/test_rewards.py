@@ -10,6 +10,7 @@ from asyncrl.app.user_code import UserCode
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig
 from asyncrl.errors import RewardFailed
+from asyncrl.rewards import built_in
 from asyncrl.rewards.built_in import BuiltIn
 from asyncrl.rewards.graders.number import last_number
 from asyncrl.types import FinishReason, Prompt, Reward, Sample
@@ -118,6 +119,21 @@ def test_the_prefix_grades_the_box_alone() -> None:
     assert reward("boxed_exact", "so \\boxed{a b} is it", "a b").value == 1.0
     assert reward("boxed_f1", "a b", "a b").value == 0.0
     assert reward("exact", "\\boxed{7}", "7", metadata={"rm_type": "boxed_exact"}).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rm_type", "response", "expected"),
+    [
+        ("boxed_math", "so \\boxed{7} is it", 1.0),
+        ("boxed_math", "so 7 is it", 0.0),
+        ("boxed_deepscaler", "\\boxed{8}</think> \\boxed{7}", 1.0),
+    ],
+)
+def test_the_prefix_changes_nothing_for_a_reward_that_reads_the_box(
+    monkeypatch: pytest.MonkeyPatch, rm_type: str, response: str, expected: float
+) -> None:
+    monkeypatch.setattr(built_in, "ON_LOOP", {"math": 100, "deepscaler": 100})  # there are no worker processes here
+    assert reward(rm_type, response, "7").value == expected
 
 
 def test_a_grader_of_the_workers_needs_a_run() -> None:

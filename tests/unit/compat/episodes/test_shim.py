@@ -164,6 +164,7 @@ def args_of(**more: Any) -> Namespace:
         ("f1", "the cat sat", "a cat", 2 / 3),
         ("gpqa", "The answer is B", "B", 1.0),
         ("boxed_f1", "so \\boxed{cat}", "cat", 1.0),
+        ("boxed_math", "so \\boxed{7}", "7", 1),
     ],
 )
 def test_types_of_rewards(rm_type: str, response: str, label: str, reward: float) -> None:

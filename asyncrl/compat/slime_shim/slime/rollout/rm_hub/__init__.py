@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from asyncrl.errors import plainly
+from asyncrl.rewards.graders.boxed import READ_BOXES
 
 from ...utils.http_utils import post
 from ...utils.misc import load_function
@@ -38,7 +39,8 @@ async def async_rm(args: Any, sample: Any, **kwargs: Any) -> Any:
     name = (metadata.get("rm_type") or args.rm_type or "").strip()
     response = sample.response
     if name.startswith("boxed_"):
-        response, name = extract_boxed_answer(response) or "", name.removeprefix("boxed_")
+        name = name.removeprefix("boxed_")
+        response = response if name in READ_BOXES else extract_boxed_answer(response) or ""
     if name == "remote_rm":
         return await remote_rm(args, sample)
     return _of_type(name, response, sample.label, metadata)
