@@ -9,11 +9,19 @@ from typing import Any
 from asyncrl.errors import RewardFailed
 from asyncrl.rewards.graders.labels import answers
 
+_BEFORE, _BEHIND = r"[\s:*_\"'(\[{$\\]{0,8}", r"[\s*_\"')\]}$]{0,8}"
+"""Spaces, a colon, quotes, brackets and markup before and behind a letter."""
 _ANNOUNCED = (
-    re.compile(r"(?:answer|option|choice)\s*(?:is|:)?\s*([A-Z])", re.IGNORECASE),
-    re.compile(r"([A-Z])\s*(?:is\s*(?:the)?\s*correct)", re.IGNORECASE),
+    re.compile(
+        rf"(?:answer|option|choice)(?:\s+(?:option|choice))?{_BEFORE}(?:is\b)?{_BEFORE}(?:boxed\{{)?([A-Z])\b",
+        re.IGNORECASE,
+    ),
+    re.compile(rf"\b([A-Z])\b{_BEHIND}is\s*(?:the)?\s*correct", re.IGNORECASE),
 )
-"""A letter with a word that announces it.  The first match of the first pattern that matches a valid letter counts."""
+"""A letter with a word that announces it.  The first match of the first pattern that matches a valid letter counts.
+
+slime's patterns take letters of words as well: in "The answer is (B)", the I of "is" would be the option I.
+"""
 _ALONE = re.compile(r"\b([A-Z])\b")
 _THOUGHT_ENDS = "</think>"
 _DEFAULT_LETTERS = tuple(string.ascii_uppercase[:10])

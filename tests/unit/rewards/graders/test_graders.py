@@ -103,6 +103,17 @@ def test_dapo_reads_an_integer_exactly(label: Any, prediction: str, is_right: bo
         ("Answer: Q", None, {"valid_letters": ["p", "q"], "correct_letter": "q"}, 1.0),
         ("Answer: B", "x", {"correct_letter": "B"}, 1.0),
         ("nothing but forty two", None, {"correct_answer": "Forty-two"}, 1.0),
+        ("The answer is (B).", "B", {}, 1.0),
+        ("The correct answer is: **B**", "B", {}, 1.0),
+        (r"The answer is $\boxed{B}$.", "B", {}, 1.0),
+        ("answer: b", "B", {}, 1.0),
+        ("Answer:\n\nB", "B", {}, 1.0),
+        ("B is the answer. A train would be late.", "B", {"valid_letters": "BCD"}, 1.0),
+        ("Which one is correct? It is B.", "B", {}, 1.0),
+        ("The method is correct, so it is B.", "B", {"valid_letters": "ABCD"}, 1.0),
+        ("The answer choice is D.", "D", {"valid_letters": "ABCD"}, 1.0),
+        ("The answer choice is D.", "C", {"valid_letters": "ABCD"}, 0.0),
+        ("(C) is the correct option.", "C", {"valid_letters": "ABCD"}, 1.0),
     ],
 )
 def test_a_choice(response: str, label: Any, metadata: dict[str, Any], expected: float) -> None:
