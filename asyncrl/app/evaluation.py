@@ -137,7 +137,7 @@ def held_out_sets(
             prompts=each.prompts,
             samples_per_prompt=each.settings.n_samples_per_eval_prompt,
             sampler=sampler(eval_sampling(each.settings, end_tokens), each.reward, each.tokenizer),
-            final_answer=final_answer_of(_built_in(each.settings.reward)),
+            final_answer=_final_answer_of(each.settings.reward),
             pass_threshold=each.settings.pass_threshold,
         )
         for each in checked
@@ -158,5 +158,5 @@ def eval_sampling(settings: EvalSet, end_tokens: tuple[int, ...]) -> SamplingPar
     )
 
 
-def _built_in(reward: RewardConfig) -> str | None:
-    return None if reward.custom_rm_path is not None else reward.rm_type
+def _final_answer_of(reward: RewardConfig) -> Callable[[Prompt, str], str | None]:
+    return final_answer_of(reward.rm_type, is_function=reward.custom_rm_path is not None)

@@ -35,7 +35,7 @@ type _Scored = tuple[ScoredSample, str | None]
 """An answer, and its final answer if it has a vote."""
 
 
-def whole_text(text: str) -> str:
+def whole_text(prompt: Prompt, text: str) -> str:
     """Return the text of an answer without surrounding whitespace, as its final answer."""
     return text.strip()
 
@@ -49,8 +49,8 @@ class HeldOutSet:
     samples_per_prompt: int
     sampler: Sampler
     """Holds the set's sampling settings and reward."""
-    final_answer: Callable[[str], str | None] = whole_text
-    """Extracts from a text the final answer by which majority@k counts; None if an answer has no vote."""
+    final_answer: Callable[[Prompt, str], str | None] = whole_text
+    """Extracts from the text of an answer the final answer by which majority@k counts; None if it has no vote."""
     pass_threshold: float | None = None
     """See ``held_out.summary``."""
 
@@ -199,7 +199,7 @@ async def _one(this: AnswerPass, each: HeldOutSet, prompt: Prompt, index: int) -
         this.failed.add(each.name)
         logger.log(level, "held-out row %d of %s failed and is left out: %s", prompt.row, each.name, error)
         return None
-    return scored, each.final_answer(scored.sample.text) if each.samples_per_prompt > 1 else None
+    return scored, each.final_answer(prompt, scored.sample.text) if each.samples_per_prompt > 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,11 @@ def option(response: str, label: Any, metadata: Mapping[str, Any]) -> float:
     return float(any(_names(text, _question(answer, metadata)) for answer in _answers(label, metadata)))
 
 
+def named_letter(response: str, metadata: Mapping[str, Any]) -> str | None:
+    """Return the letter of the option that the answer names, or None; ``metadata`` as for ``option``."""
+    return _letter(response.rpartition(_THOUGHT_ENDS)[2], _letters(metadata.get("valid_letters"), _choices(metadata)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
     letters: tuple[str, ...]
@@ -69,8 +74,7 @@ def _names(text: str, question: _Question) -> bool:
 
 
 def _question(label: Any, metadata: Mapping[str, Any]) -> _Question:
-    found = metadata.get("choices")
-    choices = [str(choice) for choice in (found.values() if isinstance(found, Mapping) else found or ())]
+    choices = _choices(metadata)
     letters = _letters(metadata.get("valid_letters"), choices)
     text = label.strip() if isinstance(label, str) else ""
     right = _right(label, text, metadata.get("correct_letter"), choices, letters)
@@ -78,6 +82,11 @@ def _question(label: Any, metadata: Mapping[str, Any]) -> _Question:
     if right in letters and letters.index(right) < len(choices):
         texts.append(choices[letters.index(right)])
     return _Question(letters=letters, right=right, texts=(*texts, text))
+
+
+def _choices(metadata: Mapping[str, Any]) -> list[str]:
+    found = metadata.get("choices")
+    return [str(choice) for choice in (found.values() if isinstance(found, Mapping) else found or ())]
 
 
 def _letters(given: Iterable[Any] | None, choices: list[str]) -> tuple[str, ...]:
