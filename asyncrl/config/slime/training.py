@@ -15,6 +15,8 @@ _OPTIMIZER: Sequence[Rows] = (
         words="one",
         accepted=("fp32",),
     ),
+    differs("default: 0.98, Megatron's is 0.999", "adam-beta2"),
+    differs("default: constant, Megatron's is linear, which falls to --min-lr", "lr-decay-style"),
     not_here("use --num-rollout", "train-iters", "train-samples"),
     not_here(
         "the optimizer stays on GPUs: use more of them with --use-distributed-optimizer, or --colocate, which moves "

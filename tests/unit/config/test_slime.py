@@ -82,6 +82,16 @@ def test_the_docs_have_the_same_table() -> None:
     assert told == {name: (row.kind.value, row.text) for name, row in TABLE.items()}
 
 
+def test_defaults_of_the_optimizer_that_differ_from_megatrons_are_named() -> None:
+    ours = {"adam-beta2": 0.98, "lr-decay-style": "constant"}
+    megatrons = {"adam-beta2": 0.999, "lr-decay-style": "linear"}
+    for name, default in ours.items():
+        status = status_of(name)
+        assert status is not None and knobs()[name].default == default
+        assert status.kind is Kind.DIFFERENT
+        assert f"default: {default}, Megatron's is {megatrons[name]}" in status.text
+
+
 def test_the_docs_count_slimes_flags_and_megatrons() -> None:
     def count(names: set[str]) -> list[int]:
         kinds = Counter(status.kind for name in names if (status := status_of(name)))
