@@ -51,3 +51,11 @@ def test_a_large_distance_stays_finite_and_low_var_kl_small() -> None:
     for ours, ref in far:
         assert all(kl_estimate(kind, ours, ref).isfinite().all() for kind in kinds)
         assert kl_estimate("low_var_kl", ours, ref).item() == 10.0
+
+
+def test_a_weight_is_within_the_clamp_of_low_var_kl_and_scales_the_others() -> None:
+    ours, ref, weights = torch.tensor([-0.1, -0.1]), torch.tensor([-9.0, -0.3]), torch.tensor([365.0, 2.0])
+    plain = kl_estimate("k3", ours, ref)
+    torch.testing.assert_close(kl_estimate("k3", ours, ref, weights), plain * weights)
+    bounded = kl_estimate("low_var_kl", ours, ref, weights)
+    torch.testing.assert_close(bounded, torch.stack((torch.tensor(10.0), plain[1] * 2.0)))

@@ -141,10 +141,10 @@ class Objective:
 
     def _kl(self, tokens: "_Tokens") -> Tensor:
         assert tokens.ref_R is not None, "reference log-probs must be computed before the loss"
-        kl_R = kl_estimate(self.train.kl_loss_type, tokens.logprobs_R, tokens.ref_R)
+        weights_R = None
         if self.train.use_unbiased_kl:
-            kl_R = kl_R * held_log_ratio(tokens.logprobs_R, self._old(tokens), tokens.mask_R).exp()
-        return kl_R
+            weights_R = held_log_ratio(tokens.logprobs_R, self._old(tokens), tokens.mask_R).exp()
+        return kl_estimate(self.train.kl_loss_type, tokens.logprobs_R, tokens.ref_R, weights_R)
 
     def _old(self, tokens: "_Tokens") -> Tensor:
         return tokens.behaviour_R if self.against_rollout else tokens.proximal_R
