@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import chain
 
 from asyncrl.errors import EngineError, EngineLost, EngineTimeout, SampleFailed
+from asyncrl.pipeline.sampling.stop_texts import Decode, StopAcross, has_stop
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 
@@ -40,31 +41,49 @@ class RetryingEngine:
         self.aborts = 0
         """Attempts that an interruption ended, so far."""
 
-    async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
-        """See ``RolloutEngine.generate``.  Raises SampleFailed instead of EngineLost and EngineTimeout."""
+    async def generate(
+        self,
+        request: Request,
+        on_chunk: Callable[[Chunk], None],
+        decode: Decode | None = None,
+        before: tuple[int, ...] = (),
+    ) -> FinishReason:
+        """See ``RolloutEngine.generate``.  Raises SampleFailed instead of EngineLost and EngineTimeout.
+
+        ``before`` are the last tokens of the request, if earlier calls generated them for the same answer.  ``decode``
+        is needed for stop strings that begin in one attempt and end in the next.
+        """
         chunks: list[tuple[int, ...]] = []
         written: tuple[int, ...] = ()
         failures = attempts = num_routes = 0
+        across: StopAcross | None = None
 
         def keep(chunk: Chunk) -> None:
             nonlocal num_routes
+            last = None if across is None else across.first_tokens(chunk)
+            chunk = chunk if last is None else last
             on_chunk(chunk)  # first: a chunk that is refused is not kept
             chunks.append(chunk.token_ids)
             num_routes += 0 if chunk.routes is None else len(chunk.routes)
+            if last is not None:
+                raise _StopReached
 
         while True:
             await self._open.wait()
+            across = None if decode is None else StopAcross(before + written, request.sampling.stop, decode)
             try:
                 reason = await self._engine.generate(self._continued(request, written, attempts, num_routes), keep)
+            except _StopReached:  # the engine has aborted the request
+                return FinishReason.STOP
             except (EngineLost, EngineTimeout) as error:
                 failures, written = failures + 1, tuple(chain.from_iterable(chunks))
-                if (reached := ended(written, request.sampling)) is None:
+                if (reached := ended(written, request.sampling, decode, before)) is None:
                     await self._after_failure(request, error, failures, len(written))
             else:
                 if reason is not FinishReason.ABORT:
                     return reason
                 self.aborts, written = self.aborts + 1, tuple(chain.from_iterable(chunks))
-                reached = ended(written, request.sampling)
+                reached = ended(written, request.sampling, decode, before)
             attempts += 1
             if reached is not None:
                 return reached
@@ -108,11 +127,20 @@ class RetryingEngine:
         )
 
 
-def ended(written: tuple[int, ...], sampling: SamplingParams) -> FinishReason | None:
+class _StopReached(Exception):
+    """Ends an attempt whose tokens complete a stop string that an earlier one began."""
+
+
+def ended(
+    written: tuple[int, ...], sampling: SamplingParams, decode: Decode | None = None, before: tuple[int, ...] = ()
+) -> FinishReason | None:
     """Return the reason why the tokens ``written`` already end the answer, or None if they do not.
 
-    An engine that fails after the last token never reports the end.
+    An engine that fails after the last token never reports the end.  ``before`` are tokens of the same answer before
+    ``written``, without effect on its length.
     """
     if written and written[-1] in sampling.stop_token_ids:
+        return FinishReason.STOP
+    if written and sampling.stop and decode is not None and has_stop(before + written, sampling.stop, decode):
         return FinishReason.STOP
     return FinishReason.LENGTH if len(written) >= sampling.max_new_tokens else None

@@ -156,8 +156,9 @@ class Sampler:
             num_top=self._num_top,
             routes_from=partial.routes_from,
         )
-        reason = partial.ended or (ended(written, sampling) if written else None)  # it may be complete
-        reason = reason or await self._engine.generate(request, extend)
+        decode = self._tokenizer.decode if sampling.stop else None
+        reason = partial.ended or (ended(written, sampling, decode) if written else None)  # it may be complete
+        reason = reason or await self._engine.generate(request, extend, decode, written)
         stop = loop_time()
         self.timeline.sample(
             slot,
