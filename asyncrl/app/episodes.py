@@ -148,7 +148,6 @@ def _function(
     if episodes.agent_command is not None:
         settings = AgentSettings(
             command=episodes.agent_command,
-            timeout_s=episodes.episode_timeout_s,
             model_name=run.model.hf_checkpoint.name,
             log_path=logs / AGENTS_LOG,
         )

@@ -49,7 +49,6 @@ class AgentSettings:
     """The settings of agents."""
 
     command: str
-    timeout_s: float
     model_name: str
     log_path: Path
     """Log of the ends of all agents' outputs."""
@@ -61,6 +60,7 @@ class AgentCommand:
     """An ``EpisodeFn`` that runs a command, and gives it the address and the key of its episode.
 
     The command's reward, if it writes one to the file that ``ASYNCRL_RESULT`` names, goes before the reward function.
+    The pipeline cancels it after ``--episode-timeout-s``, without the time in which its group is interrupted.
     """
 
     def __init__(
@@ -109,11 +109,7 @@ class AgentCommand:
         environment.pop("ANTHROPIC_AUTH_TOKEN", None)  # it would go before the key of the episode
         agent = _Agent(self._words, environment, self._settings.term_s, self._strays)
         try:
-            async with Deadline(self._settings.timeout_s):
-                code = await agent.run()
-        except TimeoutError as error:
-            line = f"{name}: the agent did not end within {self._settings.timeout_s:g} s (episode-timeout-s)"
-            raise EpisodeFailed(line) from error
+            code = await agent.run()
         except OSError as error:
             line = f"{name}: the agent did not start: {self._words[0]}: {error.strerror} (agent-command)"
             raise EpisodeFailed(line) from error

@@ -14,12 +14,22 @@ import psutil
 import pytest
 import uvloop
 
+from asyncrl.engines.fake import FakeEngine
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome
 from asyncrl.errors import EpisodeFailed
+from asyncrl.metrics.timeline import NoTimeline
+from asyncrl.pipeline.sampling.episode_load import EpisodeLoad
+from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
+from asyncrl.pipeline.sampling.episodes import Episodes
+from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
+from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.rollouts.agents import AgentCommand, AgentSettings, _Agent
 from asyncrl.rollouts.stray_processes import StrayScans
+from asyncrl.types import Weights
+from tests.unit.pipeline.harness import token_sum
 from tests.unit.rollouts.gateway.world import World
-from tests.unit.rollouts.turns import ScriptedTurns, start_of
+from tests.unit.rollouts.turns import SAMPLING, ScriptedTurns, start_of
 
 ASK = """
 import json, os, urllib.request
@@ -41,7 +51,6 @@ def run(
     folder: Path,
     program: str,
     *,
-    timeout_s: float = 20.0,
     test: Callable[..., Coroutine[Any, Any, Any]] | None = None,
     label: Any = "42",
 ) -> Any:
@@ -53,7 +62,6 @@ def run(
         turns = ScriptedTurns(lambda *_: world.tokenizer.encode("It rains.<|im_end|>"))
         settings = AgentSettings(
             command=f"{sys.executable} {folder / 'agent.py'}",
-            timeout_s=timeout_s,
             model_name="tiny",
             log_path=folder / "logs" / "agents.log",
             term_s=0.3,
@@ -109,10 +117,57 @@ def test_an_agent_that_fails_at_a_limit_of_its_episode_is_trained(tmp_path: Path
     assert (outcome.end, len(outcome.trajectories)) == (EpisodeEnd.CONTEXT_FULL, 1)
 
 
+def in_pipeline(folder: Path, program: str, timeout_s: float, *, parked_s: float = 0.0) -> EpisodeOutcome:
+    """Run an agent as the pipeline does, with a group that is interrupted at once for ``parked_s`` seconds."""
+    (folder / "agent.py").write_text(program)
+
+    async def opened() -> EpisodeOutcome:
+        world = World(folder)
+        settings = AgentSettings(
+            command=f"{sys.executable} {folder / 'agent.py'}",
+            model_name="tiny",
+            log_path=folder / "logs" / "agents.log",
+            term_s=0.3,
+        )
+        engine, serving, load = FakeEngine(), ServingWeights(Weights(version=0, step=0)), EpisodeLoad(1)
+        agents = AgentCommand(settings, world.gateway, world.limits, world.tokenizer.decode)
+        sampler = Sampler(
+            engine=RetryingEngine(engine, 0, lambda: serving.now),
+            reward=token_sum,
+            reward_timeout_s=1.0,
+            tokenizer=world.tokenizer,
+            sampling=SAMPLING,
+            slots=Slots(1, load),
+            serving=serving,
+            timeline=NoTimeline(),
+            seed=1,
+            episodes=EpisodeSettings(function=agents, timeout_s=timeout_s),
+        )
+        async with asyncio.timeout(30), world.gateway, Episodes(load, NoTimeline()) as episodes:
+            prompt = start_of((1, 2), text="What is the weather?").prompt
+            episode = episodes.open(sampler, prompt, name="e", group_seed=0, index=0, group_size=1)
+            try:
+                episode.resume(lambda num_tokens: True)
+                if parked_s:
+                    episode.interrupt()
+                    await asyncio.sleep(parked_s)
+                    episode.resume(lambda num_tokens: True)
+                return await episode.outcome()
+            finally:
+                agents.close()
+
+    return asyncio.run(opened())
+
+
 def test_a_slow_agent_is_ended_with_all_of_its_processes(tmp_path: Path) -> None:
-    with pytest.raises(EpisodeFailed, match=r"did not end within 1.5 s \(episode-timeout-s\)"):
-        run(tmp_path, _with_strays(tmp_path), timeout_s=1.5)
+    with pytest.raises(EpisodeFailed, match=r"no result within 1.5 s \(episode-timeout-s\)"):
+        in_pipeline(tmp_path, _with_strays(tmp_path), 1.5)
     assert _left(_pids(tmp_path)) == []
+
+
+def test_the_time_of_an_interruption_does_not_count_in_the_limit_of_an_agent(tmp_path: Path) -> None:
+    outcome = in_pipeline(tmp_path, ASK + REPORT, 2.0, parked_s=2.5)
+    assert (outcome.end, len(outcome.trajectories)) == (EpisodeEnd.FINISHED, 1)
 
 
 def test_cancelling_an_episode_ends_its_agent(tmp_path: Path) -> None:
@@ -208,9 +263,7 @@ def test_a_task_that_is_no_json_costs_the_episode_and_leaves_nothing(
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     async def started() -> None:
         world = World(tmp_path)
-        settings = AgentSettings(
-            command="/no/such/agent", timeout_s=5.0, model_name="tiny", log_path=tmp_path / "agents.log"
-        )
+        settings = AgentSettings(command="/no/such/agent", model_name="tiny", log_path=tmp_path / "agents.log")
         async with world.gateway:
             agents = AgentCommand(settings, world.gateway, world.limits, world.tokenizer.decode)
             with pytest.raises(EpisodeFailed, match=r"the agent did not start: .*/no/such/agent.* \(agent-command\)"):
