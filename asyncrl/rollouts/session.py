@@ -170,7 +170,10 @@ class EpisodeSession:
             raise ValueError(f"{name} must be 0 to {size - 1}, got {outside}")
 
     def _limited(self, num_tokens: int, sampling: SamplingParams) -> SamplingParams:
-        """Return the settings with a length that fits behind ``num_tokens``.  Raises EpisodeEnded."""
+        """Return the settings with a length that fits behind ``num_tokens``.  Raises EpisodeEnded.
+
+        SGLang refuses a minimum length above the maximum, which would cost the group.
+        """
         name, limits = self.start.name, self.limits
         if self._is_over:
             raise EpisodeEnded(f"{name}: the episode is over", "over")
@@ -185,7 +188,11 @@ class EpisodeSession:
                 f"{limits.max_context_len} (rollout-max-context-len) or more",
                 "context_full",
             )
-        return sampling if sampling.max_new_tokens <= room else replace(sampling, max_new_tokens=room)
+        most = min(sampling.max_new_tokens, room)
+        least = min(sampling.min_new_tokens, most)
+        if (most, least) == (sampling.max_new_tokens, sampling.min_new_tokens):
+            return sampling
+        return replace(sampling, max_new_tokens=most, min_new_tokens=least)
 
 
 def _with_metadata(trajectories: tuple[Trajectory, ...], metadata: Mapping[str, object]) -> tuple[Trajectory, ...]:

@@ -1,6 +1,7 @@
 """The session of an episode: limits, checks, clocks and results."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from asyncrl.episodes import EpisodeEnd, EpisodeOutcome
 from asyncrl.errors import EpisodeEnded
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession, Verdict
 from asyncrl.types import Reward
-from tests.unit.rollouts.turns import ScriptedTurns, start_of
+from tests.unit.rollouts.turns import SAMPLING, ScriptedTurns, start_of
 from tests.virtual_time import run_virtually
 
 LIMITS = EpisodeLimits(vocabulary_size=64, max_context_len=20, max_turns=3)
@@ -91,6 +92,17 @@ def test_a_turn_is_shortened_to_the_room_that_is_left() -> None:
         return turns.asked[0][1].max_new_tokens
 
     assert run(episode()) == 5
+
+
+@pytest.mark.parametrize(("num_tokens", "most"), [(15, 64), (1, 5)])
+def test_the_minimum_length_of_a_turn_never_exceeds_its_maximum(num_tokens: int, most: int) -> None:
+    async def episode() -> tuple[int, int]:
+        turns = ScriptedTurns(two_tokens)
+        sampling = replace(SAMPLING, max_new_tokens=most, min_new_tokens=8)
+        await session_of(turns).generate(tuple(range(num_tokens)), sampling)
+        return turns.asked[0][1].max_new_tokens, turns.asked[0][1].min_new_tokens
+
+    assert run(episode()) == (5, 5)
 
 
 def test_a_full_context_ends_with_its_name() -> None:
