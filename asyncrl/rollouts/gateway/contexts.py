@@ -1,8 +1,9 @@
 """The tokens of a request: recorded tokens for what the record holds, new tokens for the rest of its text.
 
-A text matches a recorded line up to some character.  Recorded tokens before that character are used as they are.  Where
-the character lies inside a token that the model wrote, the part of that token before it is tokenised anew: this is
-counted in ``episodes/retokenized_tokens`` and logged once per gateway.
+A text matches a recorded line up to some character.  The text of a line is what its client sent, because some
+tokenizers normalise: decoding returns another text then.  Recorded tokens before that character are used as they are.
+Where the character lies inside a token that the model wrote, the part of that token before it is tokenised anew: this
+is counted in ``episodes/retokenized_tokens`` and logged once per gateway.
 """
 
 import asyncio
@@ -83,6 +84,16 @@ class Encoder:
         return low, length
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Text that a client sent, and its tokens."""
+
+    start: int
+    """Position of its first token in the context."""
+    ids: TokenIds
+    text: str
+
+
 @dataclass(slots=True)
 class _LineText:
     """The text of a line, by pieces: the prompt, each observation and each turn."""
@@ -101,6 +112,8 @@ class TextContexts:
         self._prompt = prompt
         self._record = record
         self._texts: dict[int, _LineText] = {}
+        self._sent: dict[int, list[_Sent]] = {}
+        """Texts of clients, by the position behind their last token."""
 
     async def context(self, text: str) -> Context:
         """Return the tokens of ``text``: the longest recorded prefix, and the tokens of the rest."""
@@ -113,13 +126,13 @@ class TextContexts:
             known = self._text_of(best)
             if num_same == len(known.text):
                 known_ids = best.ids[:]  # a copy: another request may extend the line during the wait
-                return Context(token_ids=known_ids + await self._encoder.encode(text[num_same:]))
+                return Context(token_ids=await self._extended(known_ids, text[num_same:]))
             if num_same >= known.pieces[1][1]:  # all of the prompt, or its turn is empty
                 return await self._cut(best, known, text, num_same)
         if self._prompt.text and text.startswith(self._prompt.text):
-            rest = await self._encoder.encode(text[len(self._prompt.text) :])
-            return Context(token_ids=ids_of(self._prompt.token_ids) + rest)
-        return Context(token_ids=await self._encoder.encode(text))
+            rest = text[len(self._prompt.text) :]
+            return Context(token_ids=await self._extended(ids_of(self._prompt.token_ids), rest))
+        return Context(token_ids=await self._extended(_NONE, text))
 
     def longest_match(self, text: str) -> int:
         """Return the length of the longest recorded text, or of the prompt, that ``text`` extends; 0 if none."""
@@ -132,14 +145,30 @@ class TextContexts:
         number = max(place for place, (_, began, _) in enumerate(known.pieces) if began <= num_same)
         first, began, is_turn = known.pieces[number]
         if not is_turn:
-            return Context(token_ids=line.ids[:first] + await self._encoder.encode(text[began:]))
+            return Context(token_ids=await self._extended(line.ids[:first], text[began:]))
         last = known.pieces[number + 1][0] if number + 1 < len(known.pieces) else line.num_tokens
         num_tokens, length = self._encoder.tokens_before(tuple(line.ids[first:last]), num_same - began)
-        rest = await self._encoder.encode(text[began + length :])
         return Context(
-            token_ids=line.ids[: first + num_tokens] + rest,
+            token_ids=await self._extended(line.ids[: first + num_tokens], text[began + length :]),
             num_retokenized=int(began + length < num_same),
         )
+
+    async def _extended(self, known: TokenIds, text: str) -> TokenIds:
+        """Return known tokens and those of the text behind them, and note whose text these are."""
+        ids = await self._encoder.encode(text)
+        whole = known + ids
+        self._sent.setdefault(len(whole), []).append(_Sent(len(known), ids, text))
+        return whole
+
+    def _text_before(self, line: Line, start: int, stop: int) -> str:
+        """Return the text of a prompt or an observation: as its client sent it, or decoded."""
+        decode = self._encoder.tokenizer.decode
+        for sent in reversed(self._sent.get(stop, ())):
+            if sent.start >= start and line.ids[sent.start : stop] == sent.ids:
+                first = line.ids[start : sent.start]
+                is_prompt = start == 0 and first == ids_of(self._prompt.token_ids) and self._prompt.text
+                return (self._prompt.text if is_prompt else decode(tuple(first))) + sent.text
+        return decode(tuple(line.ids[start:stop]))
 
     def _text_of(self, line: Line) -> _LineText:
         """Return the line's text, extended by what was appended since the last call."""
@@ -155,6 +184,7 @@ class TextContexts:
         for (start, is_turn), stop in zip(edges, stops, strict=True):
             if start < stop or is_turn:
                 known.pieces.append((start, len(known.text), is_turn))
-                known.text += self._encoder.tokenizer.decode(tuple(line.ids[start:stop]))
+                decode = self._encoder.tokenizer.decode
+                known.text += decode(tuple(line.ids[start:stop])) if is_turn else self._text_before(line, start, stop)
         known.num_tokens = line.num_tokens
         return known

@@ -1,13 +1,14 @@
 """The tokens of texts while another request of the same episode extends its record."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
-from asyncrl.data.tokenizer import TextTokenizer
+from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.rollouts.gateway.contexts import Context, Encoder, TextContexts
-from asyncrl.rollouts.record import TokenIds, TokenRecord
+from asyncrl.rollouts.record import Line, TokenIds, TokenRecord
 from asyncrl.types import Prompt
 from tests.unit.rollouts.gateway.templates import QWEN25, tokenizer_with
 from tests.unit.rollouts.turns import turn_of
@@ -58,3 +59,40 @@ def test_a_request_that_extends_the_record_meanwhile_changes_no_tokens(tmp_path:
         return finding.result()
 
     assert tokenizer.decode(tuple(asyncio.run(main()).token_ids)) == text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "observed"),
+    [
+        pytest.param("Un cafe\u0301?", "\n\nThe tool said 42.", id="prompt"),
+        pytest.param("Hello there", "\n\nUn cafe\u0301.", id="observation"),
+    ],
+)
+def test_the_models_tokens_stay_behind_text_that_the_tokenizer_normalises(
+    tmp_path: Path, prompt: str, observed: str
+) -> None:
+    # Qwen's tokenizers compose characters (NFC), so that decoded text is another than the client's.
+    tokenizer_with(tmp_path, QWEN25)
+    made = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made | {"normalizer": {"type": "NFC"}}))
+    tokenizer = load_tokenizer(tmp_path)
+    prompt_ids = tuple(tokenizer.encode(prompt))
+    assert tokenizer.decode(prompt_ids) + tokenizer.decode(tuple(tokenizer.encode(observed))) != prompt + observed
+    drawn = tuple(token for letter in " I think that." for token in tokenizer.encode(letter))
+    assert list(drawn) != tokenizer.encode(" I think that.")
+
+    async def main() -> tuple[Line, Context]:
+        record = TokenRecord()
+        task = Prompt(row=0, epoch=0, text=prompt, token_ids=prompt_ids, label="")
+        contexts = TextContexts(Encoder(tokenizer), task, record)
+        text = prompt
+        for call in range(3):
+            context = await contexts.context(text)
+            record.add(context.token_ids, turn_of(call, drawn))
+            text += tokenizer.decode(drawn) + observed
+        assert contexts.longest_match(text) == len(text) - len(observed)
+        return record.lines[0], await contexts.context(text)
+
+    line, context = asyncio.run(main())
+    assert context.token_ids[: line.num_tokens] == line.ids
+    assert len(line.turns) == 3
