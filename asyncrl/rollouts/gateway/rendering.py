@@ -80,18 +80,17 @@ class ChatContexts:
                 raise
             # Some templates (Mistral's) refuse an answer before a tool's result that has no tool calls as objects.
             rendered = render(self._encoder.tokenizer, messages, tools, variables) + suffix
-            context = await self._plain_context(rendered, recognised)
+            context = await self._plain_context(rendered, recognised, len(suffix))
         else:
-            context = await self._context(rendered, recognised)
+            context = await self._context(rendered, recognised, len(suffix))
         return Chat(recognised=recognised, rendered=rendered, context=context)
 
-    async def _plain_context(self, rendered: str, recognised: Recognised) -> Context:
+    async def _plain_context(self, rendered: str, recognised: Recognised, suffix_len: int) -> Context:
         """Return the tokens of a rendering without placeholders.
 
         Answers are looked for by their text.  An answer that the template writes in another way is tokenised anew.
         """
-        token_ids, place = self._longest_known(rendered, recognised)
-        made = _Assembly(ids_of(token_ids)[:])
+        made, place = self._known(rendered, recognised, suffix_len)
         for _, answer in sorted(recognised.answers.items()):
             at = rendered.find(answer.raw, place) if answer.raw else -1
             if at >= 0:
@@ -103,10 +102,9 @@ class ChatContexts:
         made.text += rendered[place:]
         return await self._finished(made, recognised)
 
-    async def _context(self, rendered: str, recognised: Recognised) -> Context:
+    async def _context(self, rendered: str, recognised: Recognised, suffix_len: int) -> Context:
         answers = {answer.call: answer for answer in recognised.answers.values()}
-        token_ids, place = self._longest_known(rendered, recognised)
-        made = _Assembly(ids_of(token_ids)[:])
+        made, place = self._known(rendered, recognised, suffix_len)
         while match := _PLACEHOLDER.search(rendered, place):
             made.text += rendered[place : match.start()]
             place = await self._take(rendered, match, answers[int(match[2])], made)
@@ -122,15 +120,47 @@ class ChatContexts:
             num_retokenized=made.num_retokenized,
         )
 
-    def _longest_known(self, rendered: str, recognised: Recognised) -> tuple[Sequence[int], int]:
+    def _known(self, rendered: str, recognised: Recognised, suffix_len: int) -> "tuple[_Assembly, int]":
         """Return the recorded tokens with which the rendering begins, and the number of its characters they stand for.
 
-        The best is an answer that is still there as a whole, the next best the start of one.
+        The last ``suffix_len`` characters are the text with which a client lets the model continue its answer.
         """
         same = {}
         for answer in self._memory.answers:
             if id(answer.rendering) not in same:
                 same[id(answer.rendering)] = same_up_to(rendered, answer.rendering.text)
+        if suffix_len and (continued := self._continued(rendered, same, len(rendered) - suffix_len)) is not None:
+            return continued
+        token_ids, place = self._longest_known(rendered, recognised, same)
+        return _Assembly(ids_of(token_ids)[:]), place
+
+    def _continued(self, rendered: str, same: Mapping[int, int], suffix_start: int) -> "tuple[_Assembly, int] | None":
+        """Return the tokens of an answer that the client lets the model continue, as far as its text is still there.
+
+        The answer may be the continuation of others, so that it begins within the suffix.  Returns None without one.
+        """
+        best, place = None, suffix_start
+        for answer in self._memory.answers:
+            if suffix_start <= answer.rendered_len <= same[id(answer.rendering)]:
+                found = answer.rendered_len + same_up_to(rendered[answer.rendered_len :], answer.raw)
+                if found > place:
+                    best, place = answer, found
+        if best is None:
+            return None
+        body_ids = tuple(best.line.ids[best.start : best.stop - bool(best.end)])
+        num_tokens, length = self._encoder.tokens_before(body_ids, place - best.rendered_len)
+        kept = best.rendered_len + length
+        made = _Assembly(best.line.ids[: best.start + num_tokens], num_retokenized=int(kept < place))
+        return made, kept
+
+    def _longest_known(
+        self, rendered: str, recognised: Recognised, same: Mapping[int, int]
+    ) -> tuple[Sequence[int], int]:
+        """Return the recorded tokens with which the rendering begins, and the number of its characters they stand for.
+
+        The best is an answer that is still there as a whole, the next best the start of one.  ``same`` are the
+        characters that the rendering has in common with each recorded one.
+        """
         for answer in sorted(recognised.answers.values(), key=lambda each: each.rendered_len, reverse=True):
             if answer.rendered_len <= same[id(answer.rendering)]:
                 stop = _whole_answer(rendered, answer)

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from asyncrl.rollouts.gateway.chats import ParsedAnswer, ToolCall
+from asyncrl.rollouts.session import EpisodeSession
+from asyncrl.types import FinishReason
 from tests.unit.rollouts.gateway.templates import GLM45, LLAMA3, MISTRAL, QWEN3, QWEN25
 from tests.unit.rollouts.gateway.world import Client, World, run
+from tests.unit.rollouts.turns import ScriptedTurns, start_of
 
 QUESTION = {"role": "user", "content": "What is 40 + 2?"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -305,5 +308,39 @@ def test_a_text_that_a_client_cuts_at_a_mark_keeps_the_tokens_before_it(tmp_path
         assert world.tokenizer.decode(second[:shared]) in text + " The"
         assert client.session.record.branches == {"edited": 1}
         assert client.outcome().metrics["episodes/dropped_tokens"] > 0
+
+    run(test, World(tmp_path))
+
+
+@pytest.mark.parametrize("template", [QWEN25, MISTRAL])
+def test_an_answer_that_a_client_continues_keeps_its_tokens(tmp_path: Path, template: str) -> None:
+    answers = ("It is forty", " and two, so", " there it is.")
+
+    async def test(world: World) -> None:
+        drawn = [tuple(token for letter in each for token in world.tokenizer.encode(letter)) for each in answers]
+        turns = ScriptedTurns(lambda call, *_: drawn[call], finish=FinishReason.LENGTH)
+        session = EpisodeSession(start_of(), turns, world.limits, world.tokenizer.decode)
+        client = Client(world, session, turns, world.gateway.open(session))
+        said = (await client.chat([QUESTION]))["content"]
+        for _ in answers[1:]:
+            partial = {"role": "assistant", "content": said}
+            said += (await client.chat([QUESTION, partial], continue_final_message=True))["content"]
+        assert said == "".join(answers)
+        assert len(drawn[0]) > len(world.tokenizer.encode(answers[0]))
+        (line,) = session.record.lines
+        assert line.tokens == (*drawn[0], *drawn[1], *drawn[2])
+        assert not client.outcome().metrics
+
+    run(test, World(tmp_path, template))
+
+
+def test_a_continued_answer_that_the_client_cut_through_a_token_is_counted(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        client = world.episode(["I think that.", " Hello there."], finish=FinishReason.LENGTH)
+        await client.chat([QUESTION])
+        partial = {"role": "assistant", "content": "I thi"}
+        await client.chat([QUESTION, partial], continue_final_message=True)
+        assert client.seen(1).endswith("assistant\nI thi")
+        assert client.outcome().metrics["episodes/retokenized_tokens"] == 1.0
 
     run(test, World(tmp_path))
