@@ -35,9 +35,11 @@ type Parser = Callable[[str], list[ToolCall]]
 def parser_of(name: str, schemas: Sequence[Any] = ()) -> Parser:
     """Return the parser of a format, by SGLang's name of it.  Blocks while it loads a parser of SGLang.
 
-    ``schemas`` are the tools of the prompt, without which SGLang's own parsers find no call.  Raises ConfigError for an
-    unknown name.
+    ``schemas`` are the tools of the prompt: they tell which arguments are texts, and SGLang's own parsers find no call
+    without them.  Raises ConfigError for an unknown name.
     """
+    if name in _TYPED:
+        return functools.partial(_TYPED[name], schemas=schemas)
     return PARSERS[name] if name in PARSERS else _sglang_parser(name, schemas)
 
 
@@ -63,23 +65,33 @@ def llama_calls(text: str) -> list[ToolCall]:
     return calls
 
 
-def glm_calls(text: str) -> list[ToolCall]:
-    """Read ``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>``, the format of GLM."""
-    calls = []
+def glm_calls(text: str, schemas: Sequence[Any] = ()) -> list[ToolCall]:
+    """Read ``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>``, the format of GLM.
+
+    A value is JSON or the text itself.  It is the text itself where ``schemas`` name a string.
+    """
+    calls, texts = [], _texts_of(schemas)
     for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL):
         name = body.partition("<arg_key>")[0].strip()
         pairs = _pairs(body, "<arg_key>", _KEY_TO_VALUE, "</arg_value>")
-        calls.append(ToolCall(name=name, arguments={key.strip(): _value(value) for key, value in pairs}))
+        arguments = {key.strip(): _value(value, (name, key.strip()) in texts) for key, value in pairs}
+        calls.append(ToolCall(name=name, arguments=arguments))
     return calls
 
 
-def coder_calls(text: str) -> list[ToolCall]:
-    """Read ``<function=name><parameter=key>value</parameter>...</function>``, the format of Qwen3-Coder."""
-    calls = []
+def coder_calls(text: str, schemas: Sequence[Any] = ()) -> list[ToolCall]:
+    """Read ``<function=name><parameter=key>value</parameter>...</function>``, the format of Qwen3-Coder.
+
+    Values are as in ``glm_calls``.
+    """
+    calls, texts = [], _texts_of(schemas)
     closed = text + "</function>"  # the end of the text ends a call, too
     for name, body in _pairs(closed, "<function=", _END_OF_TAG, "</function>"):
         pairs = _pairs(body, "<parameter=", _END_OF_TAG, "</parameter>")
-        arguments = {key.strip(): _value(value.removeprefix("\n").removesuffix("\n")) for key, value in pairs}
+        arguments = {
+            key.strip(): _value(value.removeprefix("\n").removesuffix("\n"), (name.strip(), key.strip()) in texts)
+            for key, value in pairs
+        }
         calls.append(ToolCall(name=name.strip(), arguments=arguments))
     return calls
 
@@ -98,6 +110,8 @@ PARSERS: Mapping[str, Parser] = {
     "qwen3_coder": coder_calls,
 }
 """The parsers of this module by SGLang's names of the formats."""
+_TYPED = {name: parser for name, parser in PARSERS.items() if parser in (glm_calls, coder_calls)}
+"""Parsers of formats that write texts without quotation marks."""
 
 
 def _pairs(text: str, opening: str, middle: re.Pattern[str], closing: str) -> Iterator[tuple[str, str]]:
@@ -143,8 +157,23 @@ def _wrong(error: str) -> ToolCall:
     return ToolCall(name="", error=error)
 
 
-def _value(text: str) -> Any:
+def _texts_of(schemas: Sequence[Any]) -> set[tuple[str, str]]:
+    """Return the arguments that are strings, as pairs of the tool's name and theirs; schemas may be anything."""
+    found = set()
+    for schema in schemas:
+        function = schema.get("function", schema) if isinstance(schema, Mapping) else {}
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        for name, each in properties.items() if isinstance(properties, Mapping) else ():
+            if isinstance(each, Mapping) and each.get("type") == "string":
+                found.add((str(function.get("name")), str(name)))
+    return found
+
+
+def _value(text: str, is_text: bool = False) -> Any:
     """Return a value that is written as JSON, or the text itself."""
+    if is_text:
+        return text
     try:
         return json.loads(text)
     except _NOT_JSON:

@@ -108,5 +108,5 @@ async def _parser(parser: str | Parser, schemas: Sequence[Any]) -> Parser:
     if not isinstance(parser, str):
         return parser
     if parser in PARSERS:
-        return PARSERS[parser]
+        return parser_of(parser, schemas)
     return await off_loop(partial(parser_of, parser, schemas), "parser")  # the import of SGLang would block the loop

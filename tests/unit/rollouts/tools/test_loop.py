@@ -193,3 +193,38 @@ def test_arguments_may_be_json_in_a_string() -> None:
     assert PARSERS["hermes"](f"<tool_call>{text}</tool_call>") == [ToolCall(name="add", arguments={"a": 1})]
     wrong = PARSERS["hermes"]('<tool_call>{"name": "add", "arguments": "{"}</tool_call>')
     assert (wrong[0].name, wrong[0].error is not None) == ("add", True)
+
+
+@pytest.mark.parametrize(
+    ("parser", "form"),
+    [
+        (
+            "glm45",
+            "<tool_call>write\n<arg_key>content</arg_key>\n<arg_value>{}</arg_value>\n"
+            "<arg_key>mode</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=write>\n<parameter=content>\n{}\n</parameter>\n"
+            "<parameter=mode>\n{}\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ],
+)
+@pytest.mark.parametrize("content", ['{"version": 1}', "2024", "true", "null", '"quoted"', "plain"])
+def test_an_argument_stays_the_text_that_the_model_wrote_if_its_schema_is_a_string(
+    parser: str, form: str, content: str
+) -> None:
+    written: list[tuple[object, object]] = []
+
+    def write(content: str, mode: int) -> str:
+        written.append((content, mode))
+        return "done"
+
+    async def episode(ep: Episode) -> None:
+        await run_tools(ep, {"write": write}, parser=parser)
+        ep.reward = 1.0
+
+    properties = {"content": {"type": "string"}, "mode": {"type": "integer"}}
+    schema = {"type": "function", "function": {"name": "write", "parameters": {"properties": properties}}}
+    play(episode, prompt="Write.", answers=[form.format(content, 420), "5"], metadata={"tools": [schema]})
+    assert written == [(content, 420)]
