@@ -398,6 +398,22 @@ def test_cancelling_twice_still_aborts_the_request() -> None:
     assert len(aborted) == 1
 
 
+def test_a_chunk_that_its_reader_refuses_aborts_the_request() -> None:
+    aborted: list[str] = []
+
+    def refuse(chunk: Chunk) -> None:
+        raise LookupError
+
+    async def run() -> None:
+        async with server(stalling, aborted) as url, HttpClient() as http:
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=5.0)
+            with pytest.raises(LookupError):
+                await engine.generate(REQUEST, refuse)
+
+    asyncio.run(run())
+    assert [rid.startswith(f"{PACKED}r1/") for rid in aborted] == [True]
+
+
 def test_a_server_that_lost_a_request_is_chosen_last() -> None:
     async def run() -> None:
         good, bad = sending(event([1], type="stop")), refusing(500)
