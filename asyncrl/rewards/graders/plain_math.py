@@ -20,7 +20,7 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:,(?=0)|\{,\}|,\\!|\\,)(?=\d{3}(?!\d))")
 """Thousands separators alone: no element of a list begins with a superfluous 0."""
 _SIMPLE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\(?:left|right|big|Big|bigl|bigr|displaystyle|limits)(?![a-zA-Z])\s*"), ""),
-    (re.compile(r"\\[dt]frac"), r"\\frac"),
+    (re.compile(r"\\[dt](frac|binom)"), r"\\\1"),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°"), ""),
     (re.compile(r"\\?[$%]|[€£]"), ""),
     (re.compile(r"\\[!;:, ]|\\quad|\\qquad|~|\u00a0"), " "),
@@ -90,11 +90,11 @@ def _operand(text: str) -> str:
 
 def _decimals(text: str) -> str:
     """Write ``.5`` as ``0.5`` and ``3.00`` as ``3``."""
-    text = re.sub(r"(?<![\w.^])(\d(?:\.\d+)?)[eE]\+?(\d{1,2})(?![\w.])", _expanded, text)
+    text = re.sub(r"(?<![\w.^])\d+(?:\.\d+)?[eE][+-]?\d{1,2}(?![\w.])", _expanded, text)
     text = re.sub(r"(?<![\d.])\.(?=\d)", "0.", text)
     return re.sub(r"(?<![\w.])(\d+)\.0+(?![\d.])", r"\1", text)
 
 
 def _expanded(found: re.Match[str]) -> str:
-    """Write ``1.5e3`` as ``1500``."""
-    return f"{Decimal(found[1]) * 10 ** int(found[2]):f}"
+    """Write ``1.5e3`` as ``1500``, and ``1e-3`` as ``0.001``."""
+    return f"{Decimal(found[0]):f}"

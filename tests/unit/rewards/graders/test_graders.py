@@ -190,6 +190,22 @@ def test_a_comma_before_three_digits_separates_thousands_or_elements(given: str,
     assert is_equal(wanted, given) is is_right
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted", "is_right"),
+    [
+        ("1e-3", "0.001", True),
+        ("12.5e3", "12500", True),
+        ("1.50E+3", "1500", True),
+        ("1e-3", "0.01", False),
+        ("x^2e3", "x^2000", False),
+        (r"\dbinom{5}{2}", r"\binom{5}{2}", True),
+        (r"\tbinom{5}{2}", r"\binom{5}{3}", False),
+    ],
+)
+def test_powers_of_ten_and_sizes_of_binomials_are_spellings(given: str, wanted: str, is_right: bool) -> None:
+    assert is_equal(given, wanted) is is_right
+
+
 def test_chance_gives_both_values() -> None:
     assert {GRADERS["random"]("", None, {}) for _ in range(100)} == {0.0, 1.0}
 
