@@ -8,6 +8,9 @@
 A SIGINT that follows the first signal after AGAIN_S or more kills every process of the run and ends the program.  A
 further SIGTERM has no effect: schedulers send several before SIGKILL, and the orderly end needs the time between them.
 
+From the moment when processes may have been started, SIGHUP is ignored, by this program and by all that it starts.  The
+kernel sends it to all of them when their terminal goes, as at the end of an SSH connection.
+
 No handler raises.  An exception between two arbitrary instructions could leave a lock held, of logging or of an import,
 and the shutdown would deadlock on it.
 """
@@ -45,7 +48,7 @@ class Signals:
     def caught(cls) -> Iterator["Signals"]:
         """Handle both signals during the body; until ``remember`` is called, a signal exits the program at once."""
         signals = cls()
-        before = {number: signal.getsignal(number) for number in cls.CAUGHT}
+        before = {number: signal.getsignal(number) for number in (*cls.CAUGHT, signal.SIGHUP)}
         try:
             signals.hold()
             yield signals
@@ -66,6 +69,8 @@ class Signals:
 
     def remember(self) -> None:
         """Only record a signal from now on, because processes may have been started; ``cancelling`` acts on it."""
+        # Ignored, not handled: children inherit it, and the end of Ray's raylet, which is among them, ends the run.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._first = _nothing
 
     @contextmanager

@@ -23,6 +23,7 @@ WAIT_FOR_GPUS="$ROOT/configs/launch/wait_for_gpus.py"
 launch() {
     local nodes="$1" gpus="$2"
     shift 2
+    trap '' HUP  # a terminal that is gone ends neither the run nor Ray, which inherit this
     if [[ -n "${RAY_JOB_ADDRESS:-}" ]] && ! is_dry "$@"; then
         exec "${RAY[@]}" job submit --address "$RAY_JOB_ADDRESS" -- "${PYTHON[@]}" "$PROGRAM" "$@"
     elif [[ "$nodes" -eq 1 ]] || is_dry "$@"; then

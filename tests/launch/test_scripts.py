@@ -233,6 +233,17 @@ def test_a_signal_reaches_the_program_first(number: signal.Signals, code: int, s
     assert calls(stand_in)[-1] == "Ray was ended"
 
 
+def test_a_terminal_that_is_gone_ends_nothing(stand_in: dict[str, str]) -> None:
+    with led(stand_in) as running:
+        assert ends(was_called(stand_in, "train_async.py"))
+        os.killpg(running.pid, signal.SIGHUP)  # as the kernel does
+        time.sleep(0.5)
+        assert running.poll() is None
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=90) == 143, "the program lived until then"
+    assert calls(stand_in)[-1] == "Ray was ended"
+
+
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_ends_the_waiting_for_gpus(number: signal.Signals, code: int, stand_in: dict[str, str]) -> None:
     with led({**stand_in, "GPUS_COME_IN_S": "1000"}) as running:

@@ -2,7 +2,11 @@
 
 import asyncio
 import os
+import pty
 import signal
+import sys
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -28,3 +32,47 @@ def test_a_run_that_takes_longer_than_its_grace_is_cancelled() -> None:
     with Signals.caught() as signals, pytest.raises(asyncio.CancelledError):
         signals.remember()
         asyncio.run(_signalled(signals, seconds=5.0, grace_s=0.1))
+
+
+PROGRAM = """
+import subprocess, sys
+from asyncrl.app.signals import Signals
+with Signals.caught() as signals:
+    signals.remember()
+    child = subprocess.Popen(["sleep", "100"])
+    print(child.pid, flush=True)
+    sys.exit(child.wait())
+"""
+
+
+def test_a_terminal_that_is_gone_ends_neither_the_run_nor_its_processes() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", PROGRAM])
+    said = b""
+    while not said.endswith(b"\n"):  # a line may come in parts
+        said += os.read(terminal, 100)
+    child = int(said)
+    os.close(terminal)  # the kernel sends SIGHUP to the session's leader and its process group
+    try:
+        time.sleep(0.5)
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the run has ended"
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 256 - signal.SIGTERM, "its child lived until then"
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_lost_terminal_ends_a_program_that_has_started_nothing_and_one_whose_run_is_over() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with Signals.caught() as signals:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+            signals.remember()
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
