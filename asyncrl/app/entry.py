@@ -115,7 +115,7 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py", listener: 
         except BaseException as error:  # noqa: BLE001 (the one place where every exception ends)
             code = _exit_code(error, signals, log, listener)
             if status is not None:
-                status.end(code, _problem(error))
+                status.end(code, _problem(error) if code else "")
             return code
         code = signals.exit_code if signals.received else 0
         status.end(code, "")
@@ -169,6 +169,10 @@ def _run(
         page = _open_page(stack, run, run_dir, view)
         _tell(checked, plan, run_dir, view)
         history, before = History(steps_before=checked.start.step), checked.start.before
+        # Otherwise a scheduler would start the run again, which then ends with 2: all its steps are done.
+        signals.cost_nothing_once(
+            lambda: ending.has_ended_well and history.steps_before + history.steps >= plan.num_steps
+        )
         trackers = open_trackers(run, run_dir, run_dir / LOGS_FOLDER)
         reporter = Reporter(_sinks(run, run_dir, history, trackers, listener), before.tokens if before else None)
         stack.callback(reporter.close)

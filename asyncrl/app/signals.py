@@ -42,6 +42,7 @@ class Signals:
         """The first signal received, if any."""
         self._received_at = 0.0
         self._first: Callable[[], None] = self._leave
+        self._is_done: Callable[[], bool] = lambda: False
 
     @classmethod
     @contextmanager
@@ -58,10 +59,17 @@ class Signals:
 
     @property
     def exit_code(self) -> int:
-        """Exit code by the shells' convention: 128 plus the signal's number."""
+        """Exit code by the shells' convention: 128 plus the signal's number; 0 if the signal has cost nothing."""
         if self.received is None:
             raise AssertionError("no signal came")
-        return 128 + self.received
+        return 0 if self._is_done() else 128 + self.received
+
+    def cost_nothing_once(self, is_done: Callable[[], bool]) -> None:
+        """Leave the exit code 0 if ``is_done`` returns True: only the clean-up was left to interrupt.
+
+        A handler may call ``is_done``, so it takes no lock.
+        """
+        self._is_done = is_done
 
     def code_if_received(self) -> int | None:
         """Return ``exit_code``, or None if no signal came."""

@@ -63,7 +63,7 @@ class EndTimer:
     """Ends the program if its clean-up takes too long.  ``with`` around the run: its end starts the time limit.
 
     The program ends with the line and the exit code of the run's error, or with the signal's code if a signal ended
-    the run, early or not; else with 0.
+    the run, early or not (``Signals.exit_code``); else with 0.
     """
 
     def __init__(self, signal_code: Callable[[], int | None], seconds: float = ENDING_S) -> None:
@@ -72,6 +72,8 @@ class EndTimer:
         self._seconds = seconds
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
+        self.has_ended_well = False
+        """Whether the run has ended without an error, after its last step or early."""
 
     def __enter__(self) -> Self:
         return self
@@ -80,6 +82,7 @@ class EndTimer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._thread is None:  # an inner block has started it otherwise, with the first error
+            self.has_ended_well = error is None
             self._thread = threading.Thread(target=self._wait, args=(error,), name="end-timer", daemon=True)
             self._thread.start()
 
