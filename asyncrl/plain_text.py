@@ -8,6 +8,14 @@ surrogate pairs, which no encoding can write."""
 _NEXT_LINE = "\n    "
 
 
+def encodable(text: str) -> str:
+    r"""Return ``text`` with halves of surrogate pairs, which UTF-8 cannot encode, as escapes: ``\ud83d``.
+
+    JSON that a model cuts within an emoji has them, as have names of files that are no UTF-8.  Exceptions quote both.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def one_line(text: str) -> str:
     r"""Return ``text`` with each control character and line break as an escape: ESC becomes ``\x1b``."""
     return _CONTROLS.sub(_escaped, text)

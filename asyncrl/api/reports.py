@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from asyncrl.plain_text import encodable
 from asyncrl.rollout_log.files import times_of
 
 FLUSH_S = 60.0
@@ -41,7 +42,7 @@ class Reports:
 
     def fail(self, name: str, text: str) -> None:
         """Send the error that ends the run."""
-        self._put({"error": {"name": name, "text": text}})
+        self._put({"error": {"name": name, "text": encodable(text)}})
 
     def finish(self) -> None:
         """Return once everything is sent, or after FLUSH_S."""

@@ -8,6 +8,7 @@ from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenC
 from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.life_table import LengthSummary
 from asyncrl.metrics.sinks import Row, Sink
+from asyncrl.plain_text import encodable
 from asyncrl.types import (
     FIRST_ARTIFICIAL_CALL,
     Batch,
@@ -50,7 +51,8 @@ class Reporter:
                 closing.callback(sink.close)
 
     def write(self, numbers: Row) -> Row:
-        """Write one row to every sink and return it."""
+        """Write one row to every sink and return it; names of user code get escapes for what UTF-8 cannot encode."""
+        numbers = {encodable(name): value for name, value in numbers.items()}
         for sink in self._sinks:
             sink.write(numbers)
         return numbers

@@ -27,7 +27,7 @@ CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
 EMULATION = "engines.megatron.setup.cpu_emulation"
 MAY_IMPORT: dict[str, set[str]] = {
-    "api": CONFIG | {"errors", "daemon_threads", "app", "app.ending", "rollout_log"},
+    "api": CONFIG | {"errors", "daemon_threads", "app", "app.ending", "plain_text", "rollout_log"},
     "app.debugging": LEAVES | {"metrics", "rollout_log"},
     "app.ending": LEAVES | {"engines.cluster"},
     "app.resuming": CONFIG

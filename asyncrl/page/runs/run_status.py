@@ -14,6 +14,7 @@ from pathlib import Path
 import orjson
 import psutil
 
+from asyncrl.plain_text import encodable
 from asyncrl.process_identity import machine_id, start_of
 
 STATUS_FILE = "status.json"
@@ -67,7 +68,7 @@ class StatusFile:
 
     def end(self, exit_code: int, reason: str) -> None:
         """Record the end of the run."""
-        fields = asdict(self._status) | {"ended": time.time(), "exit_code": exit_code, "reason": reason}
+        fields = asdict(self._status) | {"ended": time.time(), "exit_code": exit_code, "reason": encodable(reason)}
         self._write(RunStatus(**fields))
 
     def _write(self, status: RunStatus) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from asyncrl.errors import AsyncRLError, FailureBudgetSpent, RewardKeyMissing, SampleFailed
+from asyncrl.plain_text import encodable
 from asyncrl.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -77,10 +78,10 @@ class Quarantine:
         found = FailedRow(
             row=before.row if before else prompt.row,
             digest=digest,
-            id=None if name is None else str(name)[:QUOTED],
-            text=prompt.text[:QUOTED],
+            id=None if name is None else encodable(str(name)[:QUOTED]),
+            text=encodable(prompt.text[:QUOTED]),
             attempts=attempts,
-            reason=str(error)[:QUOTED],
+            reason=encodable(str(error)[:QUOTED]),
             is_quarantined=attempts >= self._most_failures,
         )
         self._rows[key] = found

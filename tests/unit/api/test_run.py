@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import orjson
 import psutil
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -20,6 +22,7 @@ import pytest
 
 import asyncrl
 from asyncrl.api.process import RunProcess, error_of, wait_for_left_runs
+from asyncrl.api.reports import Reports
 from asyncrl.api.run import Step, Steps
 from asyncrl.errors import AsyncRLError, ConfigError, NonFiniteLoss, SamplesMissing, ServerFailed
 from benchmarks.page.made_up_run import write_step
@@ -167,6 +170,16 @@ def test_the_error_of_the_run_is_raised_after_its_steps(start: Started) -> None:
     assert seen == [0]
     with pytest.raises(ConfigError, match="the cause"):
         numbers_of(start.steps("fail:ConfigError", "code:2"))
+
+
+def test_an_error_that_quotes_half_a_surrogate_pair_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reports, "_end_with_starter", lambda self: None)  # it ends this process
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reports = Reports(theirs)
+        reports.fail("RewardFailed", f"no file {os.fsdecode(bytes([0xE9]))}")
+        reports.finish()
+        assert orjson.loads(ours.recv(1000)) == {"error": {"name": "RewardFailed", "text": "no file \\udce9"}}
 
 
 def test_errors_that_no_class_stands_for_keep_their_names() -> None:

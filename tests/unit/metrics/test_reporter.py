@@ -1,11 +1,13 @@
 import math
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from asyncrl.metrics.facts import TokenCounts
 from asyncrl.metrics.reporter import Reporter, row
-from asyncrl.metrics.sinks import Row
+from asyncrl.metrics.sinks import JsonlSink, Row
 from asyncrl.types import FIRST_ARTIFICIAL_CALL, Batch
 from tests.declared_metrics import is_declared
 from tests.unit.metrics.made import (
@@ -69,6 +71,16 @@ def test_token_and_group_counts_balance_in_a_row() -> None:
     assert tokens == [600, 50, 200, 40, 10, 100]
     assert numbers["tokens/generated"] == sum(tokens)
     assert numbers["groups/admitted"] == sum(groups)
+
+
+def test_names_with_half_a_surrogate_pair_can_be_written(tmp_path: Path) -> None:
+    step = facts()
+    first, *others = step.batch.groups
+    odd = replace(first.samples[0], reward_parts={"\ud83d": 0.5})
+    given = replace(step, batch=replace(step.batch, groups=(replace(first, samples=(odd,)), *others)))
+    with closing(Reporter([JsonlSink(tmp_path)])) as reporter:
+        assert reporter.step(given)["reward/part/\\ud83d"] == 0.5
+        assert reporter.write({"tools/\ud83d": 2}) == {"tools/\\ud83d": 2}, "the name of a log function or an episode"
 
 
 def test_a_filter_reason_becomes_a_metric() -> None:

@@ -85,3 +85,10 @@ def test_a_file_that_cannot_be_read_is_unknown(tmp_path: Path, content: str) -> 
 def test_a_folder_that_is_gone_raises_nothing(tmp_path: Path) -> None:
     StatusFile(tmp_path / "none").end(0, "")
     assert state(tmp_path / "none") is State.UNKNOWN
+
+
+def test_a_reason_that_quotes_half_a_surrogate_pair_is_written(tmp_path: Path) -> None:
+    StatusFile(tmp_path).end(1, f"RewardFailed: no file {os.fsdecode(b'caf' + bytes([0xE9]))}")
+    status = read_status(tmp_path)
+    assert status is not None
+    assert status.reason == "RewardFailed: no file caf\\udce9"

@@ -1,6 +1,7 @@
 """Rows that keep failing: counted over resumed runs, left out, and named in a file."""
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from asyncrl.types import Prompt, Sample, ScoredGroup
 from tests.unit.pipeline.harness import World, token_sum
 
 LIMIT = 3
+CUT = r'"\ud83d"'
 
 
 def prompt(row: int, token_ids: tuple[int, ...] = (1, 2), **metadata: Any) -> Prompt:
@@ -117,6 +119,23 @@ def test_a_resumed_run_gets_past_rows_that_always_fail() -> None:
     assert world.prompts.taken == settled(world)
     assert sorted(rows) == [20, 21, 22, 23]
     assert all("has no label" in row.reason for row in rows.values())
+
+
+def test_a_failure_that_quotes_half_a_surrogate_pair_costs_its_group_alone(tmp_path: Path) -> None:
+    """An answer in JSON that is cut within an emoji has one, and no file in UTF-8 can hold it."""
+
+    async def reward(prompt: Prompt, sample: Sample) -> float:
+        if prompt.row == 4:
+            raise ValueError(f"no tool is named {json.loads(CUT)}")
+        return await token_sum(prompt, sample)
+
+    quarantine, file = open_quarantine(2, tmp_path, None)
+    world = World(steps=6, groups_per_step=4, rows=10, reward=reward, quarantine=quarantine).run()
+    assert len(world.trainer.batches) == 6
+    asyncio.run(file.flush())
+    (row,) = read_rows([tmp_path / QUARANTINE_FILE])
+    assert row.row == 4
+    assert "no tool is named \\ud83d" in row.reason
 
 
 def test_rows_are_left_out_in_later_epochs_and_counted() -> None:
