@@ -110,7 +110,7 @@ class RetryingEngine:
         if level == logging.WARNING:
             self._quiet_until = now + QUIET_S
         logger.log(level, "%s: attempt %d failed, %d tokens kept: %s", request.request_id, failures, num_tokens, error)
-        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (failures - 1), LONGEST_PAUSE_S))
+        await asyncio.sleep(_pause_s(failures))
 
     def _continued(self, request: Request, written: tuple[int, ...], attempt: int, num_routes: int) -> Request:
         serving = self._serving()
@@ -125,6 +125,10 @@ class RetryingEngine:
             weights=serving,
             routes_from=None if request.routes_from is None else request.routes_from + num_routes,
         )
+
+
+def _pause_s(failures: int) -> float:
+    return min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)  # 2 ** 1024 is no float
 
 
 class _StopReached(Exception):
