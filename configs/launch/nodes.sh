@@ -5,6 +5,7 @@
 #   NODE_RANK     0 on the first machine (default), any other value on the machines that join it
 #   PYTHON        command that runs Python (default: uv run python)
 #   RAY_TOKEN_FILE  file with Ray's token that all machines read (default: RUNS/.ray_auth_token); made if it is missing
+#   JOIN_AGAIN    not empty: a machine that joined waits for the next Ray of the first machine once this one has ended
 #   RAY_worker_niceness  niceness of trainer and engines (default: 0; with Ray's 15 they only get spare CPU time)
 #   RAY_JOB_ADDRESS  dashboard of an existing Ray cluster, http://HOST:8265; the run is submitted to it as a job
 
@@ -12,6 +13,7 @@ read -ra PYTHON <<<"${PYTHON:-uv run python}"
 RAY=("${PYTHON[@]}" -m ray.scripts.scripts)
 RAY_PORT="${RAY_PORT:-6379}"                 # Ray's default
 JOIN_TIMEOUT_S="${JOIN_TIMEOUT_S:-1800}"     # time limit for all machines to join
+JOINED_S="${JOINED_S:-60}"                   # with JOIN_AGAIN: a machine that was joined for less ends with an error
 END_TIMEOUT_S="${END_TIMEOUT_S:-60}"         # time limit for Ray to stop; Ray itself waits 30 s for its processes
 RAY_FOLDER="${RAY_FOLDER:-}"                 # default: use_folder's; not /tmp/ray, where other programs would join
 export RAY_worker_niceness="${RAY_worker_niceness:-0}"
@@ -89,6 +91,28 @@ use_folder() {
 
 # Lend this machine's GPUs until the first machine stops Ray.  The first machine may start later.
 join_ray() {
+    local began code
+    await_ray
+    use_token wait
+    use_folder
+    local join=("${RAY[@]}" start --address "$MASTER_ADDR:$RAY_PORT" --num-gpus "$1" --block --disable-usage-stats
+        --temp-dir "$RAY_FOLDER")
+    [[ -n "${JOIN_AGAIN:-}" ]] || exec "${join[@]}"
+    trap end_children EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    while true; do
+        began="$SECONDS" code=0
+        "${join[@]}" &
+        wait "$!" || code=$?
+        ((SECONDS - began >= JOINED_S)) || exit "$code"
+        echo "Ray has ended (exit code $code); waiting for the next one at $MASTER_ADDR:$RAY_PORT (JOIN_AGAIN)" >&2
+        await_ray
+    done
+}
+
+# Wait until the first machine's Ray listens.
+await_ray() {
     local deadline=$((SECONDS + JOIN_TIMEOUT_S))
     until (exec 3<>"/dev/tcp/$MASTER_ADDR/$RAY_PORT") 2>/dev/null; do
         if ((SECONDS >= deadline)); then
@@ -97,10 +121,6 @@ join_ray() {
         fi
         sleep 2
     done
-    use_token wait
-    use_folder
-    exec "${RAY[@]}" start --address "$MASTER_ADDR:$RAY_PORT" --num-gpus "$1" --block --disable-usage-stats \
-        --temp-dir "$RAY_FOLDER"
 }
 
 # On the first machine: start Ray, wait for the other machines, run the program, and stop Ray everywhere.  Every process

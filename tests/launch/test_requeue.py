@@ -160,6 +160,14 @@ def test_the_pod_outlives_the_grace() -> None:
     assert (ROOT / line.split("bash ")[1].split(" ")[0]).is_file()
 
 
+def test_the_other_machines_use_up_no_replacement_when_the_first_one_is_preempted() -> None:
+    """Their scripts would end with 1, of which backoffLimit allows 20, while 143 is allowed without limit."""
+    job = manifest()
+    (container,) = job["template"]["spec"]["containers"]
+    assert {"name": "JOIN_AGAIN", "value": "yes"} in container["env"]
+    assert job["successPolicy"]["rules"] == [{"succeededIndexes": "0"}], "their pods end with the Job"
+
+
 def test_every_documented_exit_code_has_its_action() -> None:
     rules = manifest()["podFailurePolicy"]["rules"]
     actions = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())}

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,6 +108,38 @@ def test_a_machine_that_finds_no_ray_ends_with_an_error() -> None:
     assert done.stderr == "error: no Ray at 127.0.0.1:1 within 0 s (JOIN_TIMEOUT_S)\n"
 
 
+@pytest.fixture
+def joining(stand_in: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The environment of another machine, while something listens where the first one's Ray does."""
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = {"MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(head.getsockname()[1])}
+        yield {**stand_in, **address, "NODE_RANK": "1", "RAY_AUTH_MODE": "disabled", "JOIN_TIMEOUT_S": "10"}
+
+
+def num_joins(environment: dict[str, str]) -> int:
+    return sum("start --address" in call for call in calls(environment))
+
+
+def test_a_machine_ends_with_the_ray_that_it_joined(joining: dict[str, str]) -> None:
+    assert launched("deepseek-r1", **joining, RAY_FAILS="1").returncode == 1
+    assert num_joins(joining) == 1
+
+
+def test_a_machine_that_shall_joins_again_until_it_is_ended(joining: dict[str, str]) -> None:
+    again = {**joining, "JOIN_AGAIN": "yes", "JOINED_S": "0", "RAY_FAILS": "1"}
+    with led(again) as running:
+        assert ends(was_called(joining, "start --address"))
+        assert ends(lambda: num_joins(joining) >= 3)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=90) == 143
+
+
+def test_a_machine_that_cannot_join_does_not_try_for_ever(joining: dict[str, str]) -> None:
+    done = launched("deepseek-r1", **joining, JOIN_AGAIN="yes", RAY_FAILS="4")
+    assert done.returncode == 4
+    assert num_joins(joining) == 1
+
+
 STAND_IN = """#!/usr/bin/env bash
 # Stands where Python would: writes down what it was asked for, once it can be ended.
 case "$*" in
@@ -115,6 +148,9 @@ case "$*" in
         echo "$*" >>"$CALLS"
         [[ -z "${RAY_FAILS:-}" ]] || exit "$RAY_FAILS"
         while true; do sleep 0.05; done ;;
+    *"start --address"*)
+        echo "$*" >>"$CALLS"
+        exit "${RAY_FAILS:-0}" ;;
     *wait_for_gpus.py*)
         until grep -q "start --head" "$CALLS"; do sleep 0.02; done 2>/dev/null
         echo "$*" >>"$CALLS"
@@ -189,7 +225,7 @@ def led(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """The script of the first machine, in a separate session; at the end no process of the session may be left."""
     # Tests that run in the background ignore SIGINT, and bash could not catch it then.
     script = ["env", "--default-signal=INT", "bash", str(ROOT / "configs" / "deepseek-r1.sh")]
-    environment = {**os.environ, "RUNS_ON": "yes", **environment, "MASTER_ADDR": "10.0.0.1"}
+    environment = {**os.environ, "RUNS_ON": "yes", "MASTER_ADDR": "10.0.0.1", **environment}
     with subprocess.Popen(
         script, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True
     ) as running:
