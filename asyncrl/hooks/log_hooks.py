@@ -168,4 +168,11 @@ def _checked(returned: Any, name: str, row: Row) -> Row:
             raise HookFailed(f"{name}: returned {key!r}: {value!r}, not a name and a number")
         if key in row and not isinstance(returned, RowChanges):
             raise HookFailed(f"{name}: returned {key}, which the row already has")
-    return {key: float(value) for key, value in returned.items()}
+    return {key: _number(value, f"{name}: returned {key!r}") for key, value in returned.items()}
+
+
+def _number(value: numbers.Real, what: str) -> float:
+    try:
+        return float(value)
+    except Exception as error:  # of a class of the user's, or of an integer above all floats
+        raise HookFailed(f"{what}: {type(error).__name__}: {error}") from error

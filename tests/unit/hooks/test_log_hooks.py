@@ -78,6 +78,7 @@ def test_a_function_may_return_nothing() -> None:
         (lambda step, seen, row: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda step, seen, row: [1], "must return a dict of numbers or None, got a list"),
         (lambda step, seen, row: {"a": "b"}, "returned 'a': 'b', not a name and a number"),
+        (lambda step, seen, row: {"a": 10**400}, "returned 'a': OverflowError: int too large to convert to float"),
         (lambda step, seen, row: {"reward/mean": 1}, "returned reward/mean, which the row already has"),
     ],
 )
