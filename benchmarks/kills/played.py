@@ -90,6 +90,12 @@ class Play:
         files = sorted(self.save.glob("iter_???????/run.json"))
         return orjson.loads(files[-1].read_bytes())["run"]["state"] if files else None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last checkpoint is there: a run that is killed after it has no step left to resume."""
+        state = self.state()
+        return state is not None and state["step"] >= NUM_STEPS
+
     # ---- one attempt
 
     def _attempt(self, number: int) -> None:
@@ -100,7 +106,7 @@ class Play:
         self._stack.callback(run.family.kill)
         began, self._rows_seen, self._moved_at = time.monotonic(), 0, time.monotonic()
         self._is_signalled, num_kills = False, len(self.blows)
-        while self._left and self._comes(run, self._left[0], began, is_first=number == 1):
+        while self._left and self._comes(run, self._left[0], began, is_first=number == 1) and not self.is_complete:
             self._strike(run, self._left.pop(0))
         self._until(run, lambda: False)
         self._num_fruitless = 0 if len(self.blows) > num_kills else self._num_fruitless + 1

@@ -19,10 +19,11 @@ from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, Sc
 from benchmarks.chaos.accounts import BROKEN, TO_THE_END, Figures
 from benchmarks.kills.__main__ import main, pooled
 from benchmarks.kills.checks import Kept, Remains, kept, lengths_trained
-from benchmarks.kills.drawn import KILLS_PER_LIFE, LAST_STEP, VARIANTS, lives, unkilled
+from benchmarks.kills.drawn import KILLS_PER_LIFE, LAST_STEP, NUM_STEPS, VARIANTS, lives, unkilled
 from benchmarks.kills.history import History, Keeper, read
 from benchmarks.kills.judged import Outcome, digest_of_weights, judgement, samples
 from benchmarks.kills.lengths import compared
+from benchmarks.kills.played import Play
 from benchmarks.kills.told import Told, compared_table, summary, table, totals
 from tests.unit.buffer.journal.disks import write
 
@@ -191,6 +192,16 @@ def test_each_violation_and_other_weights_break_a_life() -> None:
 
 
 # ---- files
+
+
+def test_a_run_with_its_last_checkpoint_is_not_killed(tmp_path: Path) -> None:
+    play = Play(next(lives(7, "driver", VARIANTS)), tmp_path, lambda line: None)
+    assert not play.is_complete
+    for step, is_complete in ((NUM_STEPS - 4, False), (NUM_STEPS, True)):
+        file = play.save / f"iter_{step:07d}" / "run.json"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(orjson.dumps({"run": {"state": {"step": step}}}))
+        assert play.is_complete is is_complete
 
 
 def test_segments_stay_when_the_run_deletes_them(tmp_path: Path) -> None:
