@@ -260,6 +260,7 @@ def test_a_client_that_leaves_cancels_its_call(tmp_path: Path) -> None:
             asked = tasks.create_task(client.post("/generate", {"input_ids": [5]}))
             await client.turns.started.wait()  # one that leaves earlier has no call
             asked.cancel()
+        assert asked.cancelled()
         await client.turns.cancelled.wait()
 
     run(test, World(tmp_path))
