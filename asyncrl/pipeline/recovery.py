@@ -90,14 +90,14 @@ def recovery(
     try:
         found = recover(folder, step, mark)
         if found is None:
-            return unused(folder, "it belongs to another checkpoint") if has_snapshot(folder, step) else None
+            return unused_line(folder, "it belongs to another checkpoint") if has_snapshot(folder, step) else None
     except JournalDamaged as error:
         raise ConfigError(f"{error}; --no-journal resumes from the checkpoint without it") from error
     except OSError as error:
         raise unusable(f"journal {folder}: cannot be read: {error}", error) from error
     why = _obstacle(found, notes, num_steps)
     if why is not None:
-        return unused(folder, why)
+        return unused_line(folder, why)
     try:
         return _recovery(found, RunState.from_json(found.state), find, takes_back=takes_back, continues=continues)
     except (KeyError, ValueError) as error:
@@ -111,7 +111,7 @@ def prompts_at(taken: Sequence[tuple[int, int]], find: Callable[[int, int], Prom
     return tuple(found[epoch, row] for epoch, row in taken)
 
 
-def unused(folder: Path, why: str) -> str:
+def unused_line(folder: Path, why: str) -> str:
     """Return a line for the user about a journal that is not used."""
     return f"the journal in {folder} is not used, so finished groups start again: {why}"
 

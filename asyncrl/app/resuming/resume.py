@@ -15,7 +15,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
-from asyncrl.pipeline.recovery import JOURNAL_FOLDER, Recovery, prompts_at, recovery, unused
+from asyncrl.pipeline.recovery import JOURNAL_FOLDER, Recovery, prompts_at, recovery, unused_line
 from asyncrl.pipeline.scheduling.run_state import Restored, RunState
 from asyncrl.protocols import PromptSource
 from asyncrl.types import Prompt, Weights
@@ -123,7 +123,7 @@ def _with_journal(run: RunConfig, prompts: ResumablePrompts, start: Start) -> St
         return start
     folder = load / JOURNAL_FOLDER
     if run.checkpoint.ckpt_step is not None:  # who goes back to an earlier step wants other groups
-        lines = (unused(folder, "ckpt-step is given"),) if folder.is_dir() else ()
+        lines = (unused_line(folder, "ckpt-step is given"),) if folder.is_dir() else ()
         return replace(start, changes=(*start.changes, *lines))
     found = recovery(
         folder,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import chain
 
 from asyncrl.errors import EngineError, EngineLost, EngineTimeout, SampleFailed
-from asyncrl.pipeline.sampling.stop_texts import Decode, StopAcross, has_stop
+from asyncrl.pipeline.sampling.stop_texts import Decode, DividedStop, has_stop
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 
@@ -56,11 +56,11 @@ class RetryingEngine:
         chunks: list[tuple[int, ...]] = []
         written: tuple[int, ...] = ()
         failures = attempts = num_routes = 0
-        across: StopAcross | None = None
+        divided: DividedStop | None = None
 
         def keep(chunk: Chunk) -> None:
             nonlocal num_routes
-            last = None if across is None else across.first_tokens(chunk)
+            last = None if divided is None else divided.cut(chunk)
             chunk = chunk if last is None else last
             on_chunk(chunk)  # first: a chunk that is refused is not kept
             chunks.append(chunk.token_ids)
@@ -70,7 +70,7 @@ class RetryingEngine:
 
         while True:
             await self._open.wait()
-            across = None if decode is None else StopAcross(before + written, request.sampling.stop, decode)
+            divided = None if decode is None else DividedStop(before + written, request.sampling.stop, decode)
             try:
                 reason = await self._engine.generate(self._continued(request, written, attempts, num_routes), keep)
             except _StopReached:  # the engine has aborted the request

@@ -21,7 +21,7 @@ def has_stop(written: tuple[int, ...], stop: tuple[str, ...], decode: Decode) ->
     return any(each in text for each in stop)
 
 
-class StopAcross:
+class DividedStop:
     """Finds a stop string that begins in the tokens of earlier attempts and ends in those of the present one."""
 
     def __init__(self, written: tuple[int, ...], stop: tuple[str, ...], decode: Decode) -> None:
@@ -32,7 +32,7 @@ class StopAcross:
         self._num_left = _longest(stop) - 1 if written else 0
         """Tokens of the present attempt that may still belong to such a stop string."""
 
-    def first_tokens(self, chunk: Chunk) -> Chunk | None:
+    def cut(self, chunk: Chunk) -> Chunk | None:
         """Return the chunk up to the token that completes a stop string; None if none does."""
         for size, token in enumerate(chunk.token_ids[: max(0, self._num_left)], start=1):
             self._tokens += (token,)

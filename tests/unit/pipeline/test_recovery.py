@@ -308,31 +308,30 @@ def test_a_journal_without_the_checkpoint_is_named_and_not_used(tmp_path: Path) 
     assert recovery(tmp_path, replace(before, step=3), {}, FakePrompts().at, num_steps=4) is None
 
 
-def test_partial_answers_continue_behind_their_tokens(tmp_path: Path) -> None:
+def killed_within_answers(folder: Path) -> tuple[Life, Recovery]:
+    """A life with partial rollouts that was killed while short answers had ended and long ones were under way."""
     life = Life(
-        tmp_path,
-        {"steps": 4, "staleness": 3, "lengths": lengths_in_rotation((40, 200)), "slots": 64, "partial": True},
+        folder, {"steps": 4, "staleness": 3, "lengths": lengths_in_rotation((40, 200)), "slots": 64, "partial": True}
     )
     life.part(1.0)
     assert life.recovered is not None
-    kept = [each for each in life.recovered.restored.in_flight if each.grown]
+    return life, life.recovered
+
+
+def test_partial_answers_continue_behind_their_tokens(tmp_path: Path) -> None:
+    life, recovered = killed_within_answers(tmp_path)
+    kept = [each for each in recovered.restored.in_flight if each.grown]
     assert kept
-    assert life.recovered.before.tokens.lost < sum(each.num_tokens for each in kept)
+    assert recovered.before.tokens.lost < sum(each.num_tokens for each in kept)
     last = life.part(None)
     assert last.facts[-1].scheduler.groups.trained == 16
 
 
 def test_an_answer_that_had_ended_in_a_group_in_flight_is_not_continued(tmp_path: Path) -> None:
-    life = Life(
-        tmp_path,
-        {"steps": 4, "staleness": 3, "lengths": lengths_in_rotation((40, 200)), "slots": 64, "partial": True},
-    )
-    life.part(1.0)
-    assert life.recovered is not None
-    in_flight = life.recovered.restored.in_flight
+    life, recovered = killed_within_answers(tmp_path)
     ended = {
         (each.group_id, index): written
-        for each in in_flight
+        for each in recovered.restored.in_flight
         for index, written in parts(each.grown).items()
         if len(written) == 40
     }

@@ -75,7 +75,6 @@ class SimEngine:
         self._held = list[Callable[[], None]]()
         """Acts of the scheduler once it is free.  It stands still while it waits for other members of a group."""
         self._num_buckets = 0
-        self._records = False
         self._paused_at = 0.0
         self._starts = 0
         self.netloc = f"10.0.0.{number}:30000"
@@ -100,7 +99,7 @@ class SimEngine:
             self.netloc = f"10.0.0.{self.number}:{30000 + self._starts}"
         self._starts += 1
         self.is_up = self.has_scheduler = True
-        self._is_paused = self._records = self._is_in_collective = False
+        self._is_paused = self._is_in_collective = False
         self.step, self.label = MIXED, "default"
         self._network.hosts[self.netloc] = self
         self._weather.numbers[self.netloc] = self.number
@@ -138,14 +137,14 @@ class SimEngine:
         if self._starts == start:
             self.die()
 
-    def _is_hung(self, act: Callable[[], None]) -> bool:
+    def _postpones_while_hung(self, act: Callable[[], None]) -> bool:
         """Return whether the whole engine hangs; ``act`` follows once it does not."""
         if (hung_s := self._weather.lasting("hang", self.netloc)) <= 0:
             return False
         asyncio.get_running_loop().call_later(hung_s, self._if_same, act, self._starts)
         return True
 
-    def _is_occupied(self, act: Callable[[], None]) -> bool:
+    def _postpones_while_occupied(self, act: Callable[[], None]) -> bool:
         """Return whether the scheduler cannot act now; ``act`` follows once it can."""
         if self.has_scheduler and self._is_in_collective:
             self._held.append(act)
@@ -162,7 +161,7 @@ class SimEngine:
     def stream(self, connection: Connection, body: dict[str, Any]) -> None:
         """See ``Host.stream``."""
         again = partial(self._stream_if_open, connection, body)
-        if self._is_hung(again) or self._is_occupied(again):
+        if self._postpones_while_hung(again) or self._postpones_while_occupied(again):
             return
         call = self._calls[connection] = _Call(connection, body, self._setting.longest)
         if not self._is_paused:
@@ -179,7 +178,7 @@ class SimEngine:
 
     def command(self, method: str, path: str, body: dict[str, Any], reply: Reply) -> None:
         """See ``Host.command``."""
-        if self._is_hung(partial(self.command, method, path, body, reply)):
+        if self._postpones_while_hung(partial(self.command, method, path, body, reply)):
             return
         status = None if method == "GET" else self._weather.refusal(self.netloc)
         if status is not None:
@@ -188,7 +187,7 @@ class SimEngine:
         self._obey(path[1:], body, reply)
 
     def _obey(self, name: str, body: dict[str, Any], reply: Reply) -> None:
-        if name not in _BY_FRONT and self._is_occupied(partial(self._obey, name, body, reply)):
+        if name not in _BY_FRONT and self._postpones_while_occupied(partial(self._obey, name, body, reply)):
             return
         self._note(f"engine {self.number}: {name}")
         answer = getattr(self, f"_do_{name}", None)
@@ -340,7 +339,7 @@ class SimEngine:
             call.timer = asyncio.get_running_loop().call_later(hung_s, self._event, call)
             return
         call.timer = None
-        if self._is_occupied(partial(self._event_if_open, call)):
+        if self._postpones_while_occupied(partial(self._event_if_open, call)):
             return
         self._generate(call, 0)
         num = len(call.pending)

@@ -236,7 +236,7 @@ def _shortages(rng: random.Random, first: int) -> tuple[Fault, ...]:
 
 
 def _deaths_of_schedulers(rng: random.Random, first: int) -> tuple[Fault, ...]:
-    """Draw deaths of engines' schedulers for every third life, most of them soon after each other."""
+    """Draw deaths of engines' schedulers for three of seven lives, most of them soon after each other."""
     begin, window = rng.random() * 10.0, rng.choice((1.0, 6.0, 15.0))
     return tuple(
         Fault(
