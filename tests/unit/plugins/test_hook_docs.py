@@ -37,7 +37,7 @@ HOOKS = {
     "slime_hooks.py:count": (ALL_SAMPLES, [(1, 1), (1, 1)], [None, None]),
     "my_hooks.py:less_median": (POST_PROCESS, [(1, 1), (1, 1)], [-0.5, 0.5]),
     "slime_hooks.py:halves": (POST_PROCESS, [(1, 1), (1, 1)], [-0.5, 0.5]),
-    "my_hooks.py:cut(256)": (CONVERT, [(1, 1), (1, 1)], [None, None]),
+    "my_hooks.py:first_tokens(256)": (CONVERT, [(1, 1), (1, 1)], [None, None]),
     "slime_hooks.py:to_train_data": (CONVERT, [(1, 1), (1, 1)], [-0.5, 0.5]),
 }
 LOGS = {"my_logs.py:lengths": {"my/shortest_answer": 2}, "slime_logs.py:log_rollout": {"my/longest_answer": 2.0}}
