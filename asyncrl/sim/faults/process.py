@@ -395,7 +395,8 @@ class EngineProcess:
     async def renew(self) -> None:
         """End the process, for which there must be a reason."""
         engine = self._engine
-        if engine.has_scheduler and not self._weather.may_seem_dead(engine.number):
+        is_healthy = engine.has_scheduler and not engine.is_stuck
+        if is_healthy and not self._weather.may_seem_dead(engine.number):
             raise Violation("no healthy engine is ended", f"{self.name} is restarted")
         engine.die()
         await asyncio.sleep(0.1)

@@ -1,18 +1,32 @@
-"""The simulated engine while its scheduler waits for other members of a group."""
+"""The simulated engine while its scheduler waits for other members of a group, and after it."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
+
+import orjson
 
 from asyncrl.sim.faults.world.collective import TRAINER, Collectives
 from asyncrl.sim.faults.world.engine import FRONT_S, SimEngine
-from asyncrl.sim.faults.world.network import Network
+from asyncrl.sim.faults.world.network import Connection, Network
 from asyncrl.sim.faults.world.plan import Weather, drawn
+from asyncrl.sim.faults.world.tokens import PROMPT_TOKENS, length_of, token_of
 from tests.virtual_time import run_virtually
 
 GROUP = {"group_name": "weights-0", "world_size": 2}
+
+
+def engine_of(*, has_direct: bool) -> tuple[SimEngine, Collectives]:
+    """Return a started engine, whose trainer serves the store of ``GROUP``, and the collectives."""
+    weather = Weather(1, lambda: 0.0, lambda line: None)
+    collectives = Collectives(weather, lambda number: engine.netloc)
+    setting = replace(drawn(0)[0], has_direct=has_direct, chunk=2, token_s=0.3, longest=12)
+    engine = SimEngine(0, setting, Network(weather), collectives, lambda line: None)
+    engine.start()
+    collectives.serve("weights-0")
+    return engine, collectives
 
 
 def played(act: Callable[[SimEngine, Collectives], None]) -> list[str]:
@@ -20,12 +34,7 @@ def played(act: Callable[[SimEngine, Collectives], None]) -> list[str]:
     answered: list[str] = []
 
     async def main() -> None:
-        weather = Weather(1, lambda: 0.0, lambda line: None)
-        collectives = Collectives(weather, lambda number: engine.netloc)
-        setting = replace(drawn(0)[0], has_direct=True)
-        engine = SimEngine(0, setting, Network(weather), collectives, lambda line: None)
-        engine.start()
-        collectives.serve("weights-0")
+        engine, collectives = engine_of(has_direct=True)
 
         def note(name: str, status: int, answer: Any) -> None:
             answered.append(name)
@@ -54,3 +63,56 @@ def test_commands_wait_until_the_group_is_given_up() -> None:
 
 def test_an_engine_without_its_scheduler_answers_nothing_more_and_ends() -> None:
     assert played(lambda engine, collectives: engine.lose_scheduler()) == ["health", "-", "down"]
+
+
+class Client:
+    """A connection that keeps the tokens which the engine sends."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.num_ends = 0
+
+    def is_closing(self) -> bool:
+        """See ``Connection.is_closing``."""
+        return False
+
+    def send(self, payload: bytes, *, is_last: bool = False) -> None:
+        """See ``Connection.send``."""
+        self.tokens += orjson.loads(payload)["output_ids"]
+        self.num_ends += is_last
+
+
+def test_tokens_that_fall_due_in_a_collective_and_then_in_a_pause_are_sent_once() -> None:
+    async def main() -> Client:
+        engine, collectives = engine_of(has_direct=True)
+        client, sampling = Client(), {"sampling_seed": 3, "max_new_tokens": 5}
+        engine.stream(
+            cast(Connection, client), {"rid": "r", "input_ids": range(PROMPT_TOKENS), "sampling_params": sampling}
+        )
+        await asyncio.sleep(0.3)
+        for name in ("init_weights_update_group", "pause_generation"):
+            engine.command("POST", f"/{name}", GROUP, lambda status, answer: None)
+        await asyncio.sleep(0.6)
+        collectives.join("weights-0", 2, TRAINER, lambda error: None)
+        await asyncio.sleep(3.0)
+        assert client.tokens == []
+        engine.command("POST", "/continue_generation", {}, lambda status, answer: None)
+        await asyncio.sleep(10.0)
+        return client
+
+    client, _ = run_virtually(main())
+    assert client.tokens == [token_of(3, place, 12) for place in range(len(client.tokens))]
+    assert (len(client.tokens), client.num_ends) == (min(5, length_of(3, 12)), 1)
+
+
+def test_an_engine_without_the_plug_in_tries_a_closed_store_until_it_is_started_again() -> None:
+    async def stuck(*, has_direct: bool) -> list[bool]:
+        engine, collectives = engine_of(has_direct=has_direct)
+        collectives.abandon_all()
+        engine.command("POST", "/init_weights_update_group", GROUP, lambda status, answer: None)
+        told = [engine.is_stuck]
+        engine.start()
+        return [*told, engine.is_stuck]
+
+    assert run_virtually(stuck(has_direct=False))[0] == [True, False]
+    assert run_virtually(stuck(has_direct=True))[0] == [False, False]

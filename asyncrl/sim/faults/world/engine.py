@@ -74,6 +74,8 @@ class SimEngine:
         self._is_in_collective = False
         self._held = list[Callable[[], None]]()
         """Acts of the scheduler once it is free.  It stands still while it waits for other members of a group."""
+        self.is_stuck = False
+        """Whether the scheduler tries for ever to reach a store that nothing serves any longer."""
         self._num_buckets = 0
         self._paused_at = 0.0
         self._starts = 0
@@ -99,7 +101,7 @@ class SimEngine:
             self.netloc = f"10.0.0.{self.number}:{30000 + self._starts}"
         self._starts += 1
         self.is_up = self.has_scheduler = True
-        self._is_paused = self._is_in_collective = False
+        self._is_paused = self._is_in_collective = self.is_stuck = False
         self.step, self.label = MIXED, "default"
         self._network.hosts[self.netloc] = self
         self._weather.numbers[self.netloc] = self.number
@@ -260,6 +262,8 @@ class SimEngine:
         if self._setting.has_direct:
             limit_s = MEETING_S if group.startswith(PATH_CHECK) else REFUSED_S
             later(limit_s, self._if_same, partial(self._give_up, group, waits, joined), self._starts)
+        elif not waits:
+            self.is_stuck = True
 
     def _give_up(self, group: str, waits: bool, joined: Joined) -> None:
         if not waits or self._collectives.give_up(group, self.number):
@@ -340,6 +344,8 @@ class SimEngine:
             return
         call.timer = None
         if self._postpones_while_occupied(partial(self._event_if_open, call)):
+            return
+        if self._is_paused:  # by a command that the scheduler obeyed first; the end of the pause plans the event anew
             return
         self._generate(call, 0)
         num = len(call.pending)
