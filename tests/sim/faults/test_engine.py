@@ -116,3 +116,25 @@ def test_an_engine_without_the_plug_in_tries_a_closed_store_until_it_is_started_
 
     assert run_virtually(stuck(has_direct=False))[0] == [True, False]
     assert run_virtually(stuck(has_direct=True))[0] == [False, False]
+
+
+def test_an_engine_that_a_dead_trainer_frees_obeys_what_waited_for_it() -> None:
+    async def main() -> list[str]:
+        answered: list[str] = []
+        engine, collectives = engine_of(has_direct=True)
+        for name in ("weights-0", "weights-1"):
+            asked = {**GROUP, "group_name": name}
+            told = partial(_note_message, answered, name)
+            engine.command("POST", "/init_weights_update_group", asked, told)
+        collectives.abandon_all()
+        await asyncio.sleep(10.0)
+        return answered
+
+    assert run_virtually(main())[0] == [
+        "weights-0: the group was abandoned",
+        "weights-1: the trainer serves no store",
+    ]
+
+
+def _note_message(answered: list[str], name: str, status: int, answer: Any) -> None:
+    answered.append(f"{name}: {answer['message']}")

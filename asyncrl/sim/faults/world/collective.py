@@ -57,6 +57,11 @@ class Collectives:
             for tell in waiting.values():
                 tell(None)
 
+    def is_served(self, name: str) -> bool:
+        """Return whether the trainer serves a group's store now."""
+        group = self._groups.get(name)
+        return group is not None and group.is_served and not group.is_abandoned
+
     def is_abandoned(self, name: str) -> bool:
         """Return whether a group was given up, so that its store is served no longer."""
         group = self._groups.get(name)
@@ -101,7 +106,7 @@ class Collectives:
 
     def abandon_all(self) -> None:
         """Give up all groups that there are: the trainer has died, and serves no store any longer."""
-        for name in self._groups:
+        for name in tuple(self._groups):  # an engine that is free again may join another group
             self.abandon(name)
 
     def leave(self, member: int) -> None:

@@ -74,8 +74,8 @@ class SimEngine:
         self._is_in_collective = False
         self._held = list[Callable[[], None]]()
         """Acts of the scheduler once it is free.  It stands still while it waits for other members of a group."""
-        self.is_stuck = False
-        """Whether the scheduler tries for ever to reach a store that nothing serves any longer."""
+        self._joining: str | None = None
+        """The group whose store the scheduler tries to reach."""
         self._num_buckets = 0
         self._paused_at = 0.0
         self._starts = 0
@@ -92,6 +92,15 @@ class SimEngine:
         """Requests that the engine answers now."""
         return len(self._calls)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the scheduler tries to reach a store that nothing serves, and will not give it up by itself."""
+        return (
+            not self._setting.has_direct
+            and self._joining is not None
+            and not self._collectives.is_served(self._joining)
+        )
+
     # ---- the process
 
     def start(self) -> None:
@@ -101,7 +110,8 @@ class SimEngine:
             self.netloc = f"10.0.0.{self.number}:{30000 + self._starts}"
         self._starts += 1
         self.is_up = self.has_scheduler = True
-        self._is_paused = self._is_in_collective = self.is_stuck = False
+        self._is_paused = self._is_in_collective = False
+        self._joining = None
         self.step, self.label = MIXED, "default"
         self._network.hosts[self.netloc] = self
         self._weather.numbers[self.netloc] = self.number
@@ -241,9 +251,11 @@ class SimEngine:
     def _do_init_weights_update_group(self, body: dict[str, Any], reply: Reply) -> None:
         group, start = body["group_name"], self._starts
         self._is_in_collective = True
+        self._joining = group
 
         def joined(error: str | None) -> None:
             if self.has_scheduler and self._starts == start:
+                self._joining = None
                 is_check = group.startswith(PATH_CHECK)
                 reply(200, {"success": error is None, "message": error or (MET if is_check else "")})
                 self._leave_collective()
@@ -262,8 +274,6 @@ class SimEngine:
         if self._setting.has_direct:
             limit_s = MEETING_S if group.startswith(PATH_CHECK) else REFUSED_S
             later(limit_s, self._if_same, partial(self._give_up, group, waits, joined), self._starts)
-        elif not waits:
-            self.is_stuck = True
 
     def _give_up(self, group: str, waits: bool, joined: Joined) -> None:
         if not waits or self._collectives.give_up(group, self.number):
