@@ -53,38 +53,23 @@ class RetryingEngine:
         ``before`` are the last tokens of the request, if earlier calls generated them for the same answer.  ``decode``
         is needed for stop strings that begin in one attempt and end in the next.
         """
-        chunks: list[tuple[int, ...]] = []
-        written: tuple[int, ...] = ()
-        failures = attempts = num_routes = 0
-        divided: DividedStop | None = None
-
-        def keep(chunk: Chunk) -> None:
-            nonlocal num_routes
-            last = None if divided is None else divided.cut(chunk)
-            chunk = chunk if last is None else last
-            on_chunk(chunk)  # first: a chunk that is refused is not kept
-            chunks.append(chunk.token_ids)
-            num_routes += 0 if chunk.routes is None else len(chunk.routes)
-            if last is not None:
-                raise _StopReached
-
+        answer = _Answer(request, on_chunk, decode, before)
+        failures = 0
         while True:
             await self._open.wait()
-            divided = None if decode is None else DividedStop(before + written, request.sampling.stop, decode)
             try:
-                reason = await self._engine.generate(self._continued(request, written, attempts, num_routes), keep)
+                reason = await self._engine.generate(answer.attempt(self._serving()), answer.keep)
             except _StopReached:  # the engine has aborted the request
                 return FinishReason.STOP
             except (EngineLost, EngineTimeout) as error:
-                failures, written = failures + 1, tuple(chain.from_iterable(chunks))
-                if (reached := ended(written, request.sampling, decode, before)) is None:
-                    await self._after_failure(request, error, failures, len(written))
+                failures += 1
+                if (reached := answer.end_attempt()) is None:
+                    await self._after_failure(request, error, failures, answer.num_written)
             else:
                 if reason is not FinishReason.ABORT:
                     return reason
-                self.aborts, written = self.aborts + 1, tuple(chain.from_iterable(chunks))
-                reached = ended(written, request.sampling, decode, before)
-            attempts += 1
+                self.aborts += 1
+                reached = answer.end_attempt()
             if reached is not None:
                 return reached
 
@@ -112,20 +97,6 @@ class RetryingEngine:
         logger.log(level, "%s: attempt %d failed, %d tokens kept: %s", request.request_id, failures, num_tokens, error)
         await asyncio.sleep(_pause_s(failures))
 
-    def _continued(self, request: Request, written: tuple[int, ...], attempt: int, num_routes: int) -> Request:
-        serving = self._serving()
-        if attempt == 0:
-            waited = request.weights is not serving  # an update ended while this call waited
-            return dataclasses.replace(request, weights=serving) if waited else request
-        return dataclasses.replace(
-            request,
-            request_id=f"{request.request_id}-{attempt}",
-            token_ids=request.token_ids + written,
-            sampling=request.sampling.after(len(written)),
-            weights=serving,
-            routes_from=None if request.routes_from is None else request.routes_from + num_routes,
-        )
-
 
 def _pause_s(failures: int) -> float:
     return min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)  # 2 ** 1024 is no float
@@ -133,6 +104,65 @@ def _pause_s(failures: int) -> float:
 
 class _StopReached(Exception):
     """Ends an attempt whose tokens complete a stop string that an earlier one began."""
+
+
+class _Answer:
+    """The tokens of one answer, over all attempts."""
+
+    def __init__(
+        self,
+        request: Request,
+        on_chunk: Callable[[Chunk], None],
+        decode: Decode | None,
+        before: tuple[int, ...],
+    ) -> None:
+        self._request = request
+        self._on_chunk = on_chunk
+        self._decode = decode
+        self._before = before
+        self._chunks: list[tuple[int, ...]] = []
+        self._written: tuple[int, ...] = ()
+        """Tokens of the attempts that have ended."""
+        self._num_attempts = self._num_routes = 0
+        self._divided: DividedStop | None = None
+
+    @property
+    def num_written(self) -> int:
+        """Tokens of the attempts that have ended."""
+        return len(self._written)
+
+    def attempt(self, serving: Weights) -> Request:
+        """Begin an attempt under the weights ``serving``; return its request, which continues after all tokens."""
+        request = self._request
+        if self._decode is not None:
+            self._divided = DividedStop(self._before + self._written, request.sampling.stop, self._decode)
+        self._num_attempts += 1
+        if self._num_attempts == 1:
+            waited = request.weights is not serving  # an update ended while this call waited
+            return dataclasses.replace(request, weights=serving) if waited else request
+        return dataclasses.replace(
+            request,
+            request_id=f"{request.request_id}-{self._num_attempts - 1}",
+            token_ids=request.token_ids + self._written,
+            sampling=request.sampling.after(len(self._written)),
+            weights=serving,
+            routes_from=None if request.routes_from is None else request.routes_from + self._num_routes,
+        )
+
+    def keep(self, chunk: Chunk) -> None:
+        """Take tokens of the present attempt.  Raises _StopReached with the last one of a divided stop string."""
+        last = None if self._divided is None else self._divided.cut(chunk)
+        chunk = chunk if last is None else last
+        self._on_chunk(chunk)  # first: a chunk that is refused is not kept
+        self._chunks.append(chunk.token_ids)
+        self._num_routes += 0 if chunk.routes is None else len(chunk.routes)
+        if last is not None:
+            raise _StopReached
+
+    def end_attempt(self) -> FinishReason | None:
+        """End an attempt that did not end the answer; return the reason if its tokens have ended it all the same."""
+        self._written = tuple(chain.from_iterable(self._chunks))
+        return ended(self._written, self._request.sampling, self._decode, self._before)
 
 
 def ended(
