@@ -236,6 +236,6 @@ def _named(error: Exception, url: str, timeout_s: float) -> EngineError:
         return EngineTimeout(f"{url} was silent for {timeout_s:g} s")
     if isinstance(error, aiohttp.ServerTimeoutError):
         return EngineLost(f"{url}: no connection within {_CONNECT_S:g} s")
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError) and error.errno is None:  # with a number it is the kernel's: no machine is there
         return EngineTimeout(f"{url} did not answer within {timeout_s:g} s")
     return EngineLost(f"{url}: {type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.loads import EngineLoads
+from asyncrl.engines.sglang.client.streams import Streams
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
@@ -242,6 +244,16 @@ def test_an_error_is_named_once() -> None:
     _, end, _ = generate(refusing(503))
     assert str(end).count("EngineLost") == 0
     assert "answered 503" in str(end)
+
+
+def test_a_machine_that_has_vanished_is_a_lost_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def vanish(*asked: Any) -> int:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")  # as the kernel says it
+
+    monkeypatch.setattr(Streams, "post", vanish)
+    _, end, _ = generate(refusing(503))
+    assert isinstance(end, EngineLost)
+    assert "Connection timed out" in str(end)
 
 
 def test_an_error_event_about_the_request_is_a_rejection() -> None:

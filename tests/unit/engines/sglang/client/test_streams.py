@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
+import uvloop
 
 from asyncrl.engines.sglang.client.response import BrokenResponse
-from asyncrl.engines.sglang.client.streams import Silent, Streams
+from asyncrl.engines.sglang.client.streams import GONE_AFTER_S, Silent, Streams
 from tests.ports import free_ports
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -184,3 +187,28 @@ def test_a_cancellation_ends_delivery_and_closes_the_connection() -> None:
             assert server.connections == 2
 
     asyncio.run(run())
+
+
+def kernels_patience(port: int) -> tuple[int, int]:
+    """Return the seconds after which the kernel gives up a silent machine, and one that does not confirm bytes."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.fromfd(int(descriptor), socket.AF_INET, socket.SOCK_STREAM) as same:
+            if same.getpeername() == ("127.0.0.1", port) and same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+                names = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT
+                idle, every, num, unconfirmed = (same.getsockopt(socket.IPPROTO_TCP, name) for name in names)
+                return idle + every * num, unconfirmed // 1000
+    raise AssertionError("the kernel probes no connection")
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_the_kernel_gives_up_a_machine_that_has_vanished(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def run() -> tuple[int, int]:
+        async with serving(sending(HEAD + END)) as server:
+            with opened() as streams:
+                await streams.post(server.url, b"", 5.0, nothing)
+                found = kernels_patience(int(server.url.rpartition(":")[2].partition("/")[0]))
+            await asyncio.sleep(0.05)  # the server closes the connection, too
+        return found
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        assert runner.run(run()) == (GONE_AFTER_S, GONE_AFTER_S)
