@@ -1,14 +1,16 @@
 """Addresses of a run's processes: where torch listens, and how they are asked without a proxy.
 
-torch's own rendezvous stores listen on every interface, and gloo and NCCL on the interface of the default route.
-None of them asks for a key.
+torch's own rendezvous stores listen on every interface, gloo where the name of the machine points, and NCCL on the
+interface of the default route.  None of them asks for a key.
 """
 
 import importlib
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
+
+import psutil
 
 from asyncrl.internals import Internal
 
@@ -28,7 +30,8 @@ NO_PROXIES = {name: "" for each in ("http_proxy", "https_proxy", "all_proxy") fo
 
 They are for the router, which reads ``NO_PROXY=*`` as a name, and whose engines may later have other addresses.
 """
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_GLOO = "GLOO_SOCKET_IFNAME"
+_INTERFACES = (_GLOO, "NCCL_SOCKET_IFNAME")
 """Variables that name the interface for gloo, and for the first contact between NCCL's ranks."""
 
 
@@ -39,6 +42,21 @@ def loopback_variables(host: str, environment: MutableMapping[str, str] | None =
     """
     known = os.environ if environment is None else environment
     return {name: known.get(name, "lo") for name in _INTERFACES} if host == LOOPBACK else {}
+
+
+def gloo_variables(address: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variable that has gloo listen at ``address`` of this machine.
+
+    By itself gloo listens where the name of the machine points.  On many systems that is 127.0.1.1, which no other
+    machine reaches.  Returns nothing if ``environment``, by default this process's, has the variable, or if no
+    interface has the address.
+    """
+    if _GLOO in (os.environ if environment is None else environment):
+        return {}
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return {_GLOO: name}
+    return {}
 
 
 def url_of(host: str, port: int) -> str:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.engines.listening import loopback_variables
+from asyncrl.engines.listening import gloo_variables, loopback_variables
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.errors import ServerFailed, TrainerOutOfMemory, first_line
@@ -75,7 +75,8 @@ class ServerActor(NetworkPlace):
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path, key: str
     ) -> None:
         """Start the server; returns before it is ready.  Raises ServerFailed."""
-        self._server = ServerProcess(name, arguments, environment, log_path, key)
+        found = gloo_variables(self.address())
+        self._server = ServerProcess(name, arguments, {**found, **environment}, log_path, key)
 
     def check(self) -> None:
         """Raise ServerFailed, with the cause from the log, if the server has ended."""
@@ -110,7 +111,7 @@ class RankActor(NetworkPlace):
         # Invariant: the variable exists before any native thread.  Each update group sets and resets it; adding it then
         # could move the environment while native threads read it.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "0")
-        os.environ.update(loopback_variables(address))
+        os.environ.update(loopback_variables(address) or gloo_variables(self.address()))
         if settings.device == "cpu":  # Ray hides no GPU from an actor that requested none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         with naming_imports(), _imports_for(settings.device):

@@ -3,13 +3,14 @@
 import importlib
 import os
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from asyncrl.engines import listening
-from asyncrl.engines.listening import bind_stores, loopback_variables, url_of, without_proxy
+from asyncrl.engines.listening import bind_stores, gloo_variables, loopback_variables, url_of, without_proxy
 
 
 def addresses(port: int) -> set[str]:
@@ -59,3 +60,15 @@ def test_only_a_run_on_one_machine_stays_on_the_loopback_interface() -> None:
     assert loopback_variables("127.0.0.1", given) == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "lo"}
     assert set(loopback_variables("127.0.0.1")) == {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
     assert loopback_variables("127.0.0.1", os.environ) == loopback_variables("127.0.0.1")
+
+
+def test_gloo_listens_on_the_interface_of_the_machines_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.7"], "eth1": ["10.0.0.7", "fe80::1%eth1"]}
+    found = {name: [SimpleNamespace(address=each) for each in addresses] for name, addresses in ends.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    assert gloo_variables("10.0.0.7", {}) == {"GLOO_SOCKET_IFNAME": "eth1"}
+    assert gloo_variables("fe80::1", {}) == {"GLOO_SOCKET_IFNAME": "eth1"}
+    assert gloo_variables("10.0.0.8", {}) == {}
+    assert gloo_variables("10.0.0.7", {"GLOO_SOCKET_IFNAME": "eth0"}) == {}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    assert gloo_variables("10.0.0.7") == {}
