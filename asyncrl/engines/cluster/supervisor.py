@@ -32,6 +32,11 @@ AGAIN_S = 10.0
 """Seconds by which the wait before each further start attempt grows; the obstacle may be gone by then."""
 ASK_EVERY_S = 10.0
 """Seconds between two liveness probes of a running engine."""
+MOST_UNREACHED = 3
+"""Liveness probes in a row without a connection after which an engine is lost.
+
+The actor of an engine that has died reports it much earlier.  A machine that has vanished reports nothing.
+"""
 SPEED_S = 5.0
 """Deadline in seconds of one question for the speed of an engine; a later answer is out of date."""
 WINDOW_S = 3600.0
@@ -280,15 +285,20 @@ class EngineSupervisor:
 
 
 async def _ask(engine: StartedEngine) -> None:
-    """Probe the engine until cancelled.  Raises ServerFailed if it lives and does not answer."""
+    """Probe the engine until cancelled.  Raises ServerFailed if it does not answer, or cannot be reached."""
+    num_unreached = 0
     while True:
         await asyncio.sleep(ASK_EVERY_S)
         try:
             await engine.control.probe(engine.probe_timeout_s)
         except EngineTimeout as error:
             raise ServerFailed(f"{engine.server.name} lives and does not answer: {error}") from error
-        except EngineError:  # it has died, which ``watch`` notices, or it is an SGLang without this command
-            continue
+        except EngineError as error:  # it has died, which ``watch`` notices, or it is an SGLang without this command
+            num_unreached = num_unreached + 1 if isinstance(error.__cause__, OSError) else 0
+            if num_unreached == MOST_UNREACHED:
+                raise ServerFailed(f"{engine.server.name} cannot be reached: {error}") from error
+        else:
+            num_unreached = 0
 
 
 async def _speed(engine: StartedEngine) -> DecodingSpeed | None:

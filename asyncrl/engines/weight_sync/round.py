@@ -35,13 +35,21 @@ GiveUp = Callable[[], Awaitable[bool]]
 """Releases engines that wait for each other; returns whether that worked."""
 FindCutOff = Callable[[], Awaitable[Mapping[str, str]]]
 """Finds engines that answer HTTP, but which no weights can reach; returns the reason for each URL."""
+Answer = Literal["answers", "silent", "gone"]
+"""The result of a probe."""
 PauseMode = Literal["in_place", "retract"]
 """``in_place``: paused requests keep their KV cache.  ``retract``: they drop it and recompute it under new weights."""
 
-LOST_S = 30.0
+LOST_S = 40.0
 """Seconds for an engine to be found dead after an update has failed.
 
 Other engines may fail first: SGLang's HTTP process takes 5 s to notice that its scheduler has ended.
+"""
+
+GONE_S = 6.0
+"""Seconds for the supervisor to find the engine dead to which no connection can be made.
+
+It does not find a machine that has vanished: its question to the machine waits, as does Ray's.
 """
 
 MOST_REPEATS = 2
@@ -222,19 +230,24 @@ class PausedRound[E: Pausable]:
         return not (asking.cancelled() or self.is_outdated)
 
     async def _ask_all(self, give_up: GiveUp | None, why: str) -> None:
-        """Return once all engines have answered, or one is lost; mark the silent ones unresponsive.
+        """Return once all engines have answered, or one is lost; mark those unresponsive that are silent or gone.
 
         Silence is no evidence against an engine if none of several answers.  Neither is it for a single engine, unless
-        the update was given up: the engine may only be waiting for the trainer.
+        the update was given up: the engine may only be waiting for the trainer.  An engine is gone if no connection to
+        it can be made in two attempts.
         """
         is_free = give_up is not None and await _gave_up(give_up)
-        async with TaskGroup() as tasks:
-            probes = {each.url: tasks.create_task(_probed(each), name=f"probe {each.url}") for each in self.engines}
-        found = {url: probe.result() for url, probe in probes.items()}
+        found = await _probed_all(self.engines)
+        if gone := [each for each in self.engines if found[each.url] == "gone"]:
+            await asyncio.sleep(GONE_S)
+            found |= await _probed_all(gone)
         if all(answer == "answers" for answer in found.values()):
             return
-        if "answers" in found.values() or (is_free and len(found) == 1):
-            for url in (url for url, answer in found.items() if answer == "silent"):
+        is_evidence = "answers" in found.values() or (is_free and len(found) == 1)
+        for url, answer in found.items():
+            if answer == "gone":
+                self._membership.mark_unresponsive(url, f"cannot be reached: {why}")
+            elif answer == "silent" and is_evidence:
                 self._membership.mark_unresponsive(url, f"lives and does not answer: {why}")
         await self._membership.wait_for_change(self.since)
 
@@ -339,13 +352,20 @@ async def _gave_up(give_up: GiveUp) -> bool:
         return False
 
 
-async def _probed(engine: Pausable) -> Literal["answers", "silent", "gone"]:
+async def _probed_all(engines: Sequence[Pausable]) -> dict[str, Answer]:
+    """Return what the probes of these engines find, by URL."""
+    async with TaskGroup() as tasks:
+        probes = {each.url: tasks.create_task(_probed(each), name=f"probe {each.url}") for each in engines}
+    return {url: probe.result() for url, probe in probes.items()}
+
+
+async def _probed(engine: Pausable) -> Answer:
     try:
         await engine.probe(PROBE_S)
     except EngineTimeout:
         return "silent"
     except EngineRejected:  # an SGLang without this command, which nevertheless answers
         return "answers"
-    except EngineError:  # the engine has died, or is about to be found dead
+    except EngineError:  # no connection: the engine has died, or its machine has vanished
         return "gone"
     return "answers"

@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 
 from asyncrl.engines.sglang.client.events import EventReader
+from asyncrl.engines.sglang.client.machine_probes import probing_socket
 from asyncrl.engines.sglang.client.payload import UNREADABLE, read_event
 from asyncrl.engines.sglang.client.streams import Silent, Streams
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, ForeignServer
@@ -167,7 +168,7 @@ class _Connector(aiohttp.TCPConnector):
 
 def _session(authorization: Mapping[str, str]) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=_Connector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        connector=_Connector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=probing_socket),
         cookie_jar=aiohttp.DummyCookieJar(),  # a cookie lookup at each request costs time
         timeout=aiohttp.ClientTimeout(total=None),  # ``Deadline`` limits every wait
         headers={"Content-Type": "application/json", **authorization},

@@ -13,16 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import cast
 from urllib.parse import SplitResult, urlsplit
 
+from asyncrl.engines.sglang.client.machine_probes import probe_machine
 from asyncrl.engines.sglang.client.response import BrokenResponse, ResponseReader
 from asyncrl.event_loop import Deadline, PeerTimer
 
 Take = Callable[[int, bytes], None]
 """A callback for the status of a response and the next piece of its body."""
 _PORTS = {"http": 80, "https": 443}
-_PROBE_AFTER_S, _PROBE_EVERY_S, _NUM_PROBES = 15, 5, 6
-"""Seconds of silence before the kernel probes the other machine, seconds between its probes, and their number."""
-GONE_AFTER_S = _PROBE_AFTER_S + _PROBE_EVERY_S * _NUM_PROBES
-"""Seconds after which a connection to a machine that has vanished breaks."""
 _secure = functools.cache(ssl.create_default_context)
 """Returns the TLS context; created once, because it reads all certificates of the system."""
 
@@ -155,7 +152,8 @@ class _Connection(asyncio.Protocol):
         """See ``asyncio.Protocol``."""
         self._transport = cast(asyncio.Transport, transport)
         if (there := transport.get_extra_info("socket")) is not None:
-            _probe_machine(there.fileno())
+            with socket.fromfd(there.fileno(), there.family, there.type) as same:  # uvloop's object sets no option
+                probe_machine(same)
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
@@ -191,17 +189,3 @@ class _Connection(asyncio.Protocol):
             self._look = PeerTimer(left_s, self._look_for_silence)
         elif not self._ended.done():
             self._ended.set_exception(Silent(f"silent for {self._idle_s:g} s"))
-
-
-def _probe_machine(descriptor: int) -> None:
-    """Have the kernel break a connection ``GONE_AFTER_S`` after its other machine has vanished.
-
-    A machine that has lost its power or its network closes nothing: its requests would wait for the longest silence
-    that an engine may keep.  A kernel answers the probes also while the engine is silent.
-    """
-    with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as same:  # uvloop's object sets no option
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER_S)
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_PROBES)
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_AFTER_S * 1000)  # bytes without an answer

@@ -1,6 +1,7 @@
 """An engine that ends is restarted, and gets requests once it has the present weights."""
 
 import asyncio
+import errno
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import pytest
 
 from asyncrl.engines.cluster.supervisor import EngineSupervisor, StartedEngine
 from asyncrl.engines.weight_sync.membership import EngineMembership
-from asyncrl.errors import EngineRejected, EngineTimeout, ServerFailed
+from asyncrl.errors import EngineLost, EngineRejected, EngineTimeout, ServerFailed
 from tests.virtual_time import run_virtually
 
 ROUTER_S = 15.0
@@ -32,7 +33,11 @@ class FakeServer:
     hangs_at: float = math.inf
     """Time from which its first life no longer answers probes."""
     answer: Exception = field(default_factory=lambda: EngineTimeout("silent for 30 s"))
-    """The error of such a probe, after 30 s."""
+    """The error of such a probe."""
+    unanswered_s: float = math.inf
+    """Seconds after which such a probe fails, at most its deadline."""
+    until: float = math.inf
+    """Time from which it answers again."""
     probe_s: float = 0.0
     """Seconds that any other probe takes."""
     dead_actors: int = 0
@@ -53,8 +58,8 @@ class FakeServer:
 
     async def probe(self, timeout_s: float) -> None:
         await asyncio.sleep(self.probe_s)
-        if self.started == 0 and asyncio.get_running_loop().time() >= self.hangs_at:
-            await asyncio.sleep(timeout_s)
+        if self.started == 0 and self.hangs_at <= asyncio.get_running_loop().time() < self.until:
+            await asyncio.sleep(min(timeout_s, self.unanswered_s))
             raise self.answer
 
     async def start(self) -> "At":
@@ -198,6 +203,29 @@ def test_an_engine_that_fails_its_liveness_probe_is_killed_and_restarted() -> No
 
 def test_an_engine_without_a_liveness_probe_is_left_alone() -> None:
     log = kept({"a": [1000.0]}, 0, 90.0, hangs_at=15.0, answer=EngineRejected("404"))
+    assert log.said == []
+
+
+def unreached() -> EngineLost:
+    """The error of a command to which the network has no way."""
+    error = EngineLost("no way to the host")
+    error.__cause__ = OSError(errno.EHOSTUNREACH, "No route to host")
+    return error
+
+
+def test_an_engine_on_a_machine_that_has_vanished_is_restarted() -> None:
+    """Its actor says nothing.  Probes at 20, 33 and 46 find no way, each after 3 s; it is ready at 59, synced at 60."""
+    log = kept({"a": [1000.0, 1000.0]}, 3, 62.0, hangs_at=15.0, answer=unreached(), unanswered_s=3.0)
+    assert log.said == [(49.0, "a leaves"), (60.0, "a joins")]
+
+
+def test_an_engine_whose_probe_it_answers_with_an_error_is_left_alone() -> None:
+    log = kept({"a": [1000.0]}, 0, 200.0, hangs_at=15.0, answer=EngineLost("answered 500"), unanswered_s=3.0)
+    assert log.said == []
+
+
+def test_an_engine_that_was_out_of_reach_for_two_probes_is_left_alone() -> None:
+    log = kept({"a": [1000.0]}, 0, 200.0, hangs_at=15.0, until=41.0, answer=unreached(), unanswered_s=3.0)
     assert log.said == []
 
 

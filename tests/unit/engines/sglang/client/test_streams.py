@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 import uvloop
 
+from asyncrl.engines.sglang.client.http import HttpClient
+from asyncrl.engines.sglang.client.machine_probes import GONE_AFTER_S
 from asyncrl.engines.sglang.client.response import BrokenResponse
-from asyncrl.engines.sglang.client.streams import GONE_AFTER_S, Silent, Streams
+from asyncrl.engines.sglang.client.streams import Silent, Streams
 from tests.ports import free_ports
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -24,6 +26,7 @@ class Server:
 
     def __init__(self) -> None:
         self.url = ""
+        self.port = 0
         self.connections = 0
         self.requests: list[bytes] = []
 
@@ -44,7 +47,7 @@ async def serving(answer: Answer) -> AsyncIterator[Server]:
 
     port = free_ports(1)[0]
     async with await asyncio.start_server(connected, "127.0.0.1", port):
-        served.url = f"http://127.0.0.1:{port}/generate"
+        served.url, served.port = f"http://127.0.0.1:{port}/generate", port
         yield served
 
 
@@ -206,9 +209,18 @@ def test_the_kernel_gives_up_a_machine_that_has_vanished(make_loop: Callable[[],
         async with serving(sending(HEAD + END)) as server:
             with opened() as streams:
                 await streams.post(server.url, b"", 5.0, nothing)
-                found = kernels_patience(int(server.url.rpartition(":")[2].partition("/")[0]))
+                found = kernels_patience(server.port)
             await asyncio.sleep(0.05)  # the server closes the connection, too
         return found
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
         assert runner.run(run()) == (GONE_AFTER_S, GONE_AFTER_S)
+
+
+def test_the_kernel_probes_the_connections_of_commands_as_well() -> None:
+    async def run() -> tuple[int, int]:
+        async with serving(sending(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")) as server, HttpClient() as http:
+            await http.command(server.url, {}, 5.0)
+            return kernels_patience(server.port)
+
+    assert asyncio.run(run()) == (GONE_AFTER_S, GONE_AFTER_S)
