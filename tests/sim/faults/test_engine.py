@@ -1,26 +1,29 @@
 """The simulated engine while its scheduler waits for other members of a group, and after it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import orjson
 
+from asyncrl.event_loop import loop_time
 from asyncrl.sim.faults.world.collective import TRAINER, Collectives
 from asyncrl.sim.faults.world.engine import FRONT_S, SimEngine
 from asyncrl.sim.faults.world.network import Connection, Network
-from asyncrl.sim.faults.world.plan import Weather, drawn
+from asyncrl.sim.faults.world.plan import Fault, Weather, drawn
 from asyncrl.sim.faults.world.tokens import PROMPT_TOKENS, length_of, token_of
 from tests.virtual_time import run_virtually
 
 GROUP = {"group_name": "weights-0", "world_size": 2}
 
 
-def engine_of(*, has_direct: bool) -> tuple[SimEngine, Collectives]:
+def engine_of(*, has_direct: bool, faults: Sequence[Fault] = ()) -> tuple[SimEngine, Collectives]:
     """Return a started engine, whose trainer serves the store of ``GROUP``, and the collectives."""
-    weather = Weather(1, lambda: 0.0, lambda line: None)
+    weather = Weather(1, loop_time, lambda line: None)
+    for fault in faults:
+        asyncio.get_running_loop().call_at(fault.at, weather.begin, fault)
     collectives = Collectives(weather, lambda number: engine.netloc)
     setting = replace(drawn(0)[0], has_direct=has_direct, chunk=2, token_s=0.3, longest=12)
     engine = SimEngine(0, setting, Network(weather), collectives, lambda line: None)
@@ -82,27 +85,73 @@ class Client:
         self.num_ends += is_last
 
 
+def asked(engine: SimEngine) -> Client:
+    """Ask an engine for an answer, and return the connection."""
+    client, sampling = Client(), {"sampling_seed": 3, "max_new_tokens": 5}
+    engine.stream(
+        cast(Connection, client), {"rid": "r", "input_ids": range(PROMPT_TOKENS), "sampling_params": sampling}
+    )
+    return client
+
+
+def command(engine: SimEngine, *names: str) -> None:
+    """Give commands whose answers do not matter."""
+    for name in names:
+        engine.command("POST", f"/{name}", GROUP, lambda status, answer: None)
+
+
+def assert_whole(client: Client) -> None:
+    """Check that the tokens of one answer came in order, with one end."""
+    assert client.tokens == [token_of(3, place, 12) for place in range(len(client.tokens))]
+    assert (len(client.tokens), client.num_ends) == (min(5, length_of(3, 12)), 1)
+
+
 def test_tokens_that_fall_due_in_a_collective_and_then_in_a_pause_are_sent_once() -> None:
     async def main() -> Client:
         engine, collectives = engine_of(has_direct=True)
-        client, sampling = Client(), {"sampling_seed": 3, "max_new_tokens": 5}
-        engine.stream(
-            cast(Connection, client), {"rid": "r", "input_ids": range(PROMPT_TOKENS), "sampling_params": sampling}
-        )
+        client = asked(engine)
         await asyncio.sleep(0.3)
-        for name in ("init_weights_update_group", "pause_generation"):
-            engine.command("POST", f"/{name}", GROUP, lambda status, answer: None)
+        command(engine, "init_weights_update_group", "pause_generation")
         await asyncio.sleep(0.6)
         collectives.join("weights-0", 2, TRAINER, lambda error: None)
         await asyncio.sleep(3.0)
         assert client.tokens == []
-        engine.command("POST", "/continue_generation", {}, lambda status, answer: None)
+        command(engine, "continue_generation")
         await asyncio.sleep(10.0)
         return client
 
-    client, _ = run_virtually(main())
-    assert client.tokens == [token_of(3, place, 12) for place in range(len(client.tokens))]
-    assert (len(client.tokens), client.num_ends) == (min(5, length_of(3, 12)), 1)
+    assert_whole(run_virtually(main())[0])
+
+
+def test_tokens_that_fall_due_in_a_collective_behind_a_whole_pause_are_sent_once() -> None:
+    async def main() -> Client:
+        engine, collectives = engine_of(has_direct=True)
+        client = asked(engine)
+        await asyncio.sleep(0.3)
+        command(engine, "init_weights_update_group", "pause_generation", "continue_generation")
+        await asyncio.sleep(0.6)
+        collectives.join("weights-0", 2, TRAINER, lambda error: None)
+        await asyncio.sleep(10.0)
+        return client
+
+    assert_whole(run_virtually(main())[0])
+
+
+def test_tokens_of_an_engine_that_hangs_while_a_pause_ends_are_sent_once() -> None:
+    async def main() -> Client:
+        engine, collectives = engine_of(has_direct=True, faults=[hang])
+        client = asked(engine)
+        await asyncio.sleep(0.3)
+        command(engine, "init_weights_update_group", "pause_generation")
+        await asyncio.sleep(0.6)
+        command(engine, "continue_generation")
+        await asyncio.sleep(0.2)
+        collectives.join("weights-0", 2, TRAINER, lambda error: None)
+        await asyncio.sleep(20.0)
+        return client
+
+    hang = Fault(number=0, kind="hang", at=1.0, where=0, amount=0.5)
+    assert_whole(run_virtually(main())[0])
 
 
 def test_an_engine_without_the_plug_in_tries_a_closed_store_until_it_is_started_again() -> None:

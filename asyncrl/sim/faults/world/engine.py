@@ -328,6 +328,7 @@ class SimEngine:
 
     def _plan(self, call: _Call) -> None:
         """Set the timer of the call's next event."""
+        _stop(call)
         size = min(self._setting.chunk, call.left, call.limit) - len(call.pending)
         wait_s = max(0.0, size * self._token_s() - call.paid_s)
         call.timer = asyncio.get_running_loop().call_later(wait_s, self._event, call)
@@ -369,7 +370,8 @@ class SimEngine:
             self._plan(call)
 
     def _event_if_open(self, call: _Call) -> None:
-        if self._calls.get(call.connection) is call:
+        """Send an event that was postponed, unless the call is over, or a pause has ended and set its timer anew."""
+        if self._calls.get(call.connection) is call and call.timer is None:
             self._event(call)
 
     def _abort(self, call: _Call) -> None:
