@@ -157,6 +157,21 @@ def _kept_group() -> AbstractContextManager[None]:
     return patched(BroadcastUpdater, "_form", make)
 
 
+def _group_without_the_restarted() -> AbstractContextManager[None]:
+    """The group of an engine that was restarted since is kept, although its new process is no member."""
+
+    def make(reconnect: Any) -> Any:
+        async def keep(self: Any) -> None:
+            if self._needs_group:
+                await reconnect(self)
+            elif self._round.is_outdated:
+                self._round.choose()
+
+        return keep
+
+    return patched(BroadcastUpdater, "_reconnect", make)
+
+
 def _named_too_early() -> AbstractContextManager[None]:
     """A checkpoint is named as the latest before it has its name."""
 
@@ -250,6 +265,7 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "wasted tokens forgotten": _forgotten_tokens,
     "synced after a failed update": _synced_too_early,
     "group kept that cannot form": _kept_group,
+    "group kept after a restart": _group_without_the_restarted,
     "checkpoint named too early": _named_too_early,
     "trained before it is durable": _trained_before_durable,
     "order of batches forgotten": _forgotten_order,

@@ -185,5 +185,21 @@ def test_an_engine_that_a_dead_trainer_frees_obeys_what_waited_for_it() -> None:
     ]
 
 
+def test_a_restarted_engine_is_no_member_of_the_group_of_its_predecessor() -> None:
+    async def main() -> list[str]:
+        answered: list[str] = []
+        engine, collectives = engine_of(has_direct=True)
+        command(engine, "init_weights_update_group")
+        collectives.join("weights-0", 2, TRAINER, lambda error: None)
+        engine.die()
+        engine.start()
+        collectives.send("weights-0", 3, 1, lambda: None)
+        bucket = {**GROUP, "names": ["w0"], "load_format": "flattened_bucket", "weight_version": "3"}
+        engine.command("POST", "/update_weights_from_distributed", bucket, partial(_note_message, answered, "bucket"))
+        return [*answered, engine.label]
+
+    assert run_virtually(main())[0] == ["bucket: no group weights-0", "default"]
+
+
 def _note_message(answered: list[str], name: str, status: int, answer: Any) -> None:
     answered.append(f"{name}: {answer['message']}")

@@ -22,6 +22,8 @@ class _Group:
     joined: dict[int, Joined] = field(default_factory=dict)
     members: set[int] = field(default_factory=set)
     """The members, once all have joined; some may have died since."""
+    dead: set[int] = field(default_factory=set)
+    """Members that have died.  A process that is started in the place of one is no member."""
     receiving: dict[int, tuple[int, Received]] = field(default_factory=dict)
     sending: tuple[int, int] | None = None
     """Step of the weights that the trainer broadcasts, and the buckets that are left."""
@@ -83,7 +85,7 @@ class Collectives:
     def has(self, name: str, member: int) -> bool:
         """Return whether a member may receive in a group: it is formed, and was not abandoned."""
         group = self._groups.get(name)
-        return group is not None and not group.is_abandoned and member in group.members
+        return group is not None and not group.is_abandoned and member in group.members - group.dead
 
     def receive(self, name: str, member: int, num_buckets: int, received: Received) -> None:
         """Receive the next buckets of a group's broadcast."""
@@ -114,6 +116,7 @@ class Collectives:
         for group in self._groups.values():
             group.joined.pop(member, None)
             group.receiving.pop(member, None)
+            group.dead |= {member} & group.members
 
     def read(self, folder: str) -> int:
         """Return the step of the weights in a folder."""

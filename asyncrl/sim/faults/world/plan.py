@@ -47,6 +47,13 @@ PERIODS = frozenset((*PATH_PERIODS, *ENGINE_PERIODS, *USER_PERIODS))
 _EVERYWHERE = ("clock_jump", "blocked_loop")
 _LIKE_DEATH = frozenset((*PATH_MOMENTS, *PATH_PERIODS, *ENGINE_MOMENTS, *ENGINE_PERIODS, *_EVERYWHERE))
 """Faults after which an engine that lives may be ended: it is silent, its path is cut, or all seem to be."""
+SURVIVED = frozenset(
+    (
+        *("die", DEATH_OF_SCHEDULER, "router_dies", "kill", "kill_on_disk", "sigterm"),
+        *("delay", "duplicate_command", "duplicate_bytes", *JOURNAL_MOMENTS),
+    )
+)
+"""Faults that end no run with an error once it trains, in any number."""
 _OFTEN = ("kill", "kill", "die", "die", "cut", "reset_command")
 """Kinds that are drawn more often, because they lead to the most code."""
 
