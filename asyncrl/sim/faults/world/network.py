@@ -93,6 +93,8 @@ class Connection(asyncio.Transport):
         self.netloc = netloc
         self._protocol = protocol
         self._is_closed = False
+        self._is_lost = False
+        """Whether the server's side is broken, which the driver may not know yet."""
         self._arrived_at = 0.0
         self._is_answering = False
 
@@ -125,7 +127,7 @@ class Connection(asyncio.Transport):
     # ---- the server's side
 
     def _asked(self, body: bytes) -> None:
-        if self._is_closed or not self._host.is_up:
+        if self._is_closed or self._is_lost:
             return
         status = self._network.weather.refusal(self.netloc)
         if status is None:
@@ -149,18 +151,23 @@ class Connection(asyncio.Transport):
             data = _HEAD + data
         self._is_answering = not is_last
         if self._network.weather.take("cut", self.netloc):
-            self._deliver(data[: len(data) // 2])
-            self.lose(ConnectionResetError("cut"))
+            self._cut(data, ConnectionResetError("cut"))
         elif self._network.weather.take("cut_by_fin", self.netloc):
-            self._deliver(data[: len(data) // 2])
-            self.lose(None)
+            self._cut(data, None)
         else:
             self._deliver(data)
             if is_last and self._network.weather.take("duplicate_bytes", self.netloc):
                 self._deliver(data)
 
+    def _cut(self, data: bytes, error: Exception | None) -> None:
+        """Break the connection within ``data``, on both sides."""
+        self._deliver(data[: len(data) // 2])
+        self.lose(error)
+        asyncio.get_running_loop().call_later(LATENCY_S, self._host.closed, self)
+
     def lose(self, error: Exception | None) -> None:
         """Break the connection after what was sent."""
+        self._is_lost = True
         self._forget()
         asyncio.get_running_loop().call_at(self._arrival(), self._lost, error)
 
