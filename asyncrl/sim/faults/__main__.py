@@ -25,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.trace:
         return _trace(seed)
     if asked.planted:
-        with simulating() as scratch:
-            return 0 if table(asked.lives, seed, scratch, _say) else 1
+        return 0 if table(asked.lives, seed, asked.workers, _say) else 1
     _say(f"lives {seed} to {seed + asked.lives - 1}, {asked.workers} workers")
     start = time.perf_counter()
     found = hunt_together(range(seed, seed + asked.lives), asked.workers, _Progress(), asked.seconds)

@@ -2,8 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
+from itertools import batched
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from asyncrl.pipeline.scheduling.ledger import Ledger
 from asyncrl.pipeline.scheduling.recorder import Recorder
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.pipeline.trainer_restarts import TrainerRestarts
-from asyncrl.sim.faults.hunt import Findings, hunt
+from asyncrl.sim.faults.hunt import MOST_AT_ONCE, Findings, hunt, simulating
 from asyncrl.sim.faults.world import trainer
 from asyncrl.types import Span
 
@@ -276,21 +279,46 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
 """The planted errors by name."""
 
 
-def found_by(name: str, seeds: range, scratch: Path, *, until_found: bool = False) -> Findings:
+def found_by(name: str, seeds: Iterable[int], scratch: Path) -> Findings:
     """Live with one planted error."""
     with PLANTED[name]():
-        return hunt(seeds, scratch, until_found=until_found)
+        return hunt(seeds, scratch)
 
 
-def table(num_lives: int, seed: int, scratch: Path, say: Callable[[str], None]) -> bool:
-    """Say for each planted error in how many lives it was found; return whether all were."""
+def found_alone(name: str, seeds: tuple[int, ...]) -> Findings:
+    """Live with one planted error in a worker process."""
+    with simulating() as scratch:
+        return found_by(name, seeds, scratch)
+
+
+def table(num_lives: int, seed: int, num_workers: int, say: Callable[[str], None]) -> bool:
+    """Say for each planted error in how many lives it was found; return whether all were.
+
+    Lives in ``num_workers`` processes, each with one error at a time.
+    """
     say("| planted error | lives that found it | first | oracles |")
     say("|---|---|---|---|")
     are_found = True
-    for name in PLANTED:
-        found = found_by(name, range(seed, seed + num_lives), scratch)
+    for name, found in _with_each(range(seed, seed + num_lives), num_workers):
         oracles = sorted({oracle for oracle, _ in found.violations.values()})
         first = min(found.violations, default=seed - 1) - seed + 1
         say(f"| {name} | {len(found.violations)} of {num_lives} | {first or '-'} | {', '.join(oracles)} |")
         are_found &= bool(found.violations)
     return are_found
+
+
+def _with_each(seeds: range, num_workers: int) -> Iterator[tuple[str, Findings]]:
+    """Live the lives of ``seeds`` with each planted error in turn."""
+    if num_workers == 1:
+        with simulating() as scratch:
+            for name in PLANTED:
+                yield name, found_by(name, seeds, scratch)
+        return
+    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as workers:
+        parts = [*batched(seeds, MOST_AT_ONCE)]
+        living = {name: [workers.submit(found_alone, name, part) for part in parts] for name in PLANTED}
+        for name, results in living.items():
+            found = Findings()
+            for each in results:
+                found.add(each.result())
+            yield name, found

@@ -14,6 +14,7 @@ import pytest
 
 from asyncrl.sim.faults import __main__ as command
 from asyncrl.sim.faults import hunt as hunt_module
+from asyncrl.sim.faults import planted
 from asyncrl.sim.faults.hunt import Findings, hunt, hunt_together, simulating
 from asyncrl.sim.faults.life import live
 from asyncrl.sim.faults.loop import LifeLoop
@@ -177,3 +178,17 @@ def test_workers_live_the_same_lives(scratch: Path) -> None:
     together = hunt_together(range(6), 2, lambda found, seconds: None)
     alone = hunt(range(6), scratch)
     assert (together.num_lives, together.happened, together.ends) == (6, alone.happened, alone.ends)
+
+
+def test_workers_find_the_same_planted_errors(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def table(num_workers: int) -> str:
+        command.main(["--planted", "--lives", "2", "--seed", "5", "--workers", f"{num_workers}"])
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(planted, "MOST_AT_ONCE", 1)
+    alone = table(1)
+    monkeypatch.setattr(planted, "hunt", None)  # this process lives no life
+    assert table(2) == alone
+    assert "| prompt settled twice | 1 of 2 | 1 |" in alone
