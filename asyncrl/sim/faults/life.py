@@ -92,6 +92,8 @@ class Life:
                 self._one_process()
         except Violation as error:
             violation = error
+        except Exception as error:  # noqa: BLE001 (the hunt continues, and tells the seed)
+            violation = Violation("no bug", f"between two processes: {type(error).__name__}: {error}")
         self._loop.close()
         return Outcome(
             violation=violation,

@@ -14,7 +14,7 @@ import pytest
 
 from asyncrl.sim.faults import __main__ as command
 from asyncrl.sim.faults import hunt as hunt_module
-from asyncrl.sim.faults import planted
+from asyncrl.sim.faults import life, planted
 from asyncrl.sim.faults.hunt import Findings, hunt, hunt_together, simulating
 from asyncrl.sim.faults.life import live
 from asyncrl.sim.faults.loop import LifeLoop
@@ -160,6 +160,15 @@ def test_the_command_shows_the_seed_of_a_violation(capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert "seed 2: progress" in said
     assert "faults that happened" in said
+
+
+def test_a_bug_between_two_processes_is_a_violation(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def buggy(folder: Path) -> Path:
+        raise KeyError(folder.name)
+
+    monkeypatch.setattr(life, "latest", buggy)
+    found = hunt(range(2), scratch)
+    assert found.violations == dict.fromkeys(range(2), ("no bug", "no bug: between two processes: KeyError: 'save'"))
 
 
 def test_the_command_reports_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
