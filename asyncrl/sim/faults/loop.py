@@ -130,7 +130,7 @@ class LifeLoop(VirtualLoop):
         self.close()
 
     def _close_tasks(self) -> None:
-        for task in asyncio.all_tasks(self):
+        for task in sorted(asyncio.all_tasks(self), key=hash):  # the order of a set depends on earlier lives
             coroutine = task.get_coro()
             with contextlib.suppress(BaseException):  # a ``finally`` that awaits
                 if isinstance(coroutine, Coroutine | Generator):
