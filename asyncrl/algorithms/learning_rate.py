@@ -16,6 +16,7 @@ class LearningRateSchedule:
         s > D       min_lr
 
     Steps count from 0.  Megatron has s / W during the warm-up, so its first step has the rate 0 and changes nothing.
+    With a ``first_step`` F, s - F and D - F take the places of s and D, and earlier steps have the rate of step F.
     """
 
     lr: float
@@ -27,19 +28,23 @@ class LearningRateSchedule:
     """The number of training steps of the warm-up."""
     decay_iters: int = 0
     """The training step at which the decay ends, counted with the warm-up; without meaning for ``constant``."""
+    first_step: int = 0
+    """The first training step that uses the rate, and at which the warm-up begins."""
 
     def __post_init__(self) -> None:
-        if self.style != "constant" and self.decay_iters <= self.warmup_iters:
-            raise ValueError(f"decay_iters {self.decay_iters} must be above warmup_iters {self.warmup_iters}")
+        if self.style != "constant" and self.decay_iters <= self.first_step + self.warmup_iters:
+            after = f"first_step {self.first_step} + " if self.first_step else ""
+            raise ValueError(f"decay_iters {self.decay_iters} must be above {after}warmup_iters {self.warmup_iters}")
 
     def rate(self, step: int) -> float:
         """Return the learning rate of all optimizer updates in training step ``step``, counted from 0."""
-        if step < self.warmup_iters:
-            return self.lr * (step + 1) / self.warmup_iters
+        begin = self.first_step + self.warmup_iters
+        if step < begin:
+            return self.lr * (max(0, step - self.first_step) + 1) / max(1, self.warmup_iters)
         if self.style == "constant":
             return self.lr
         if step > self.decay_iters:
             return self.min_lr
-        progress = (step - self.warmup_iters) / (self.decay_iters - self.warmup_iters)
+        progress = (step - begin) / (self.decay_iters - begin)
         share = 1 - progress if self.style == "linear" else (math.cos(math.pi * progress) + 1) / 2
         return self.min_lr + share * (self.lr - self.min_lr)

@@ -42,11 +42,13 @@ def _rates(train: TrainConfig) -> list[str]:
 def _warmups(train: TrainConfig, rollout: RolloutConfig) -> list[str]:
     end = lr_decay_iters(train, rollout)
     default = "" if train.lr_decay_iters else " (from num-rollout)"
-    warmups = {"lr-warmup-iters": lr_warmup_iters(train, end)}
+    first, warmup = train.num_critic_only_steps, lr_warmup_iters(train, end)
+    after = f"num-critic-only-steps {first} + " if first else ""
+    warmups = {f"{after}lr-warmup-iters {warmup}": first + warmup}
     if has_critic(train):
-        warmups["critic-lr-warmup-iters"] = train.critic_lr_warmup_iters
+        warmups[f"critic-lr-warmup-iters {train.critic_lr_warmup_iters}"] = train.critic_lr_warmup_iters
     return [
-        f"lr-decay-iters {end}{default} must be above {name} {warmup}: the decay starts after the warm-up"
-        for name, warmup in warmups.items()
-        if end <= warmup
+        f"lr-decay-iters {end}{default} must be above {name}: the decay starts after the warm-up"
+        for name, warmup_end in warmups.items()
+        if end <= warmup_end
     ]

@@ -137,6 +137,10 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
             "lr-decay-iters 5 must be above lr-warmup-iters 6",
         ),
         (
+            "--advantage-estimator ppo --lr-decay-style linear --num-critic-only-steps 2 --lr-warmup-iters 1",
+            "lr-decay-iters 3 (from num-rollout) must be above num-critic-only-steps 2 + lr-warmup-iters 1",
+        ),
+        (
             "--advantage-estimator ppo --lr-decay-style linear --critic-lr 1e-7 --lr 1e-5 --min-lr 1e-6",
             "min-lr 1e-06 must be at most critic-lr 1e-07",
         ),

@@ -6,7 +6,7 @@ from asyncrl.engines.megatron.setup.settings import TrainerSettings
 
 
 def policy_schedule(settings: TrainerSettings) -> LearningRateSchedule:
-    """Return the schedule of the policy's learning rate."""
+    """Return the schedule of the policy's learning rate, which begins when the policy is first trained."""
     train, decay_iters = settings.train, settings.lr_decay_iters
     return LearningRateSchedule(
         lr=train.lr,
@@ -14,6 +14,7 @@ def policy_schedule(settings: TrainerSettings) -> LearningRateSchedule:
         min_lr=train.min_lr,
         warmup_iters=lr_warmup_iters(train, decay_iters),
         decay_iters=decay_iters,
+        first_step=train.num_critic_only_steps,
     )
 
 

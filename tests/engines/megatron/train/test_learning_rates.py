@@ -74,6 +74,14 @@ def test_the_critic_decays_from_its_rate_after_its_warm_up(checkpoint: Path) -> 
     assert rate == schedule.rate(7)
 
 
+def test_the_policy_warms_up_when_it_is_first_trained(checkpoint: Path) -> None:
+    settings = trainer_settings(checkpoint, lr=1e-3, lr_warmup_iters=4, num_critic_only_steps=4, **PPO)
+    assert [policy_schedule(settings).rate(step) for step in (4, 5, 7, 8)] == pytest.approx([2.5e-4, 5e-4, 1e-3, 1e-3])
+    assert critic_schedule(settings).rate(0) == 5e-5
+    with one_rank(settings) as rank:
+        assert rank.train(random_batch(groups=2, step=4)).learning_rate == 2.5e-4
+
+
 def test_a_warm_up_may_be_a_fraction_of_the_decay(checkpoint: Path) -> None:
     settings = trainer_settings(checkpoint, lr=1.0, lr_decay_style="linear", lr_warmup_fraction=0.2, lr_decay_iters=10)
     assert [policy_schedule(settings).rate(step) for step in (0, 1, 2, 6)] == pytest.approx([0.5, 1, 1, 0.5])
