@@ -5,6 +5,7 @@ before the step.  At age 0 both have the same weights, and differ by rounding an
 the weights differ, too.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -59,6 +60,15 @@ class Mismatch:
             if tally.num_tokens
             for name, value in tally.numbers().items()
         }
+
+
+async def mismatch_of(batch: Batch, report: TrainReport) -> dict[str, float]:
+    """Return the numbers of a step by name, as far as the report has log-probs."""
+    mismatch = Mismatch(batch.step)
+    for scored, told in answers(batch, report):
+        mismatch.add(scored, told)
+        await asyncio.sleep(0)  # 2 ms for an answer of 32,000 tokens
+    return mismatch.numbers()
 
 
 def answers(batch: Batch, report: TrainReport) -> Iterator[tuple[ScoredSample, Sequence[float]]]:

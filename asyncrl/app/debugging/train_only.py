@@ -17,6 +17,7 @@ from asyncrl.errors import DataError
 from asyncrl.event_loop import Deadline, loop_time
 from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
 from asyncrl.metrics.length_bias import LengthStats
+from asyncrl.metrics.mismatch import mismatch_of
 from asyncrl.protocols import Trainer
 from asyncrl.rollout_log.batch_file import read_batch
 from asyncrl.types import Batch, Weights
@@ -81,6 +82,7 @@ async def _trained(trainer: Trainer, batch: Batch, before: TokenCounts, start_s:
         step_s=trained_s - start_s,
         loop_lag_ms=0.0,
         logprob_diff=None,
+        mismatch=await mismatch_of(batch, report),
     )
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -48,6 +49,21 @@ def test_each_file_is_a_step_and_the_final_weights_are_saved(tmp_path: Path) -> 
     assert [each.groups for each in trainer.batches] == [batch(7).groups] * 2
     assert [each.scheduler.tokens.trained for each in facts] == [12, 24]
     assert trainer.saved == [tmp_path / "model"]
+
+
+def test_each_step_has_the_mismatch_of_the_file_s_logprobs_and_the_trainer_s(tmp_path: Path) -> None:
+    for step in range(2):
+        write_batch(tmp_path / f"{step}.batch", batch(step))
+    for each in trained(tmp_path, FakeTrainer(seconds=0.0)):
+        samples = [scored for group in each.batch.groups for scored in group.samples]
+        apart = [
+            abs(told - sampled)
+            for scored, logprobs in zip(samples, each.report.logprobs, strict=True)
+            for told, sampled, counts in zip(logprobs, scored.sample.logprobs, scored.loss_mask, strict=True)
+            if counts
+        ]
+        assert each.mismatch["mismatch/logprob_mean"] == pytest.approx(fmean(apart))
+        assert {"mismatch/age/0/k3", "mismatch/age/1/k3"} <= each.mismatch.keys()
 
 
 def test_a_disk_that_never_answers_ends_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
