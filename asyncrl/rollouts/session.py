@@ -1,5 +1,6 @@
 """One open episode: its limits, its token record and its engine calls, for every way in."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,8 @@ from asyncrl.errors import EpisodeEnded
 from asyncrl.event_loop import loop_time
 from asyncrl.rollouts.record import NOTHING_KEPT, TokenIds, TokenRecord, ids_of
 from asyncrl.types import Chunk, Reward, SamplingParams, Weights
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,8 @@ class EpisodeLimits:
     max_context_len: int
     """Most tokens of a prompt with all turns and observations."""
     max_turns: int | None = None
+    warned: set[str] = field(default_factory=set, compare=False)
+    """Names of the sampling settings that a warning of the run has named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,7 @@ class EpisodeSession:
         sampling = self._limited(len(ids), sampling or self.start.sampling)
         if sampling.stop_token_ids != self.start.sampling.stop_token_ids:
             self._check_range("stop_token_ids", sampling.stop_token_ids)
+        self._warn_of_temperature(sampling.temperature)
         self._num_calls += 1
         asked = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
         with self._on_engines:
@@ -168,6 +174,23 @@ class EpisodeSession:
         if ids and not 0 <= min(ids) <= max(ids) < size:
             outside = next(each for each in ids if not 0 <= each < size)
             raise ValueError(f"{name} must be 0 to {size - 1}, got {outside}")
+
+    def _warn_of_temperature(self, theirs: float) -> None:
+        """Log, once in a run, that a call samples at another temperature than the run.
+
+        Another top-p or top-k needs no warning: the engines return the ids that were kept, and the trainer uses them.
+        """
+        ours, warned = self.start.sampling.temperature, self.limits.warned
+        if theirs == ours or self.start.data_set is not None or "temperature" in warned:
+            return
+        warned.add("temperature")
+        logger.warning(
+            "%s: a call samples with temperature %s, the run with %s: the trainer computes log-probs with the run's, "
+            "so ratios and train/logprob_diff contain the difference",
+            self.start.name,
+            theirs,
+            ours,
+        )
 
     def _limited(self, num_tokens: int, sampling: SamplingParams) -> SamplingParams:
         """Return the settings with a length that fits behind ``num_tokens``.  Raises EpisodeEnded.

@@ -58,7 +58,6 @@ class ChatTurns:
     @classmethod
     async def of(cls, parts: Parts, episode: OpenEpisode, request: ChatRequest) -> "ChatTurns":
         """Render the request.  Raises RequestRefused."""
-        parts.warn_of_sampling(episode, request.asked)
         variables = {**parts.template_variables, **episode.template_variables, **request.variables}
         chat = await episode.chats.chat(request.messages, request.tools or None, variables, request.suffix)
         return cls(parts, episode, request, chat)

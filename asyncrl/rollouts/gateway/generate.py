@@ -140,7 +140,6 @@ async def _item(parts: Parts, request: web.BaseRequest, body: Body, content: Con
     episode = parts.episodes.find(request.headers, content)
     params = body.get("sampling_params")
     asked = asked_by_sglang(_nth(params, place), episode.session.start.sampling)
-    parts.warn_of_sampling(episode, asked)
     context = Context(token_ids=content.token_ids) if content.token_ids else await _text_context(episode, content)
     rid = _nth_rid(body.get("rid"), place)
     return _Item(

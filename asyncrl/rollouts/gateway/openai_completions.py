@@ -20,7 +20,6 @@ async def completions(parts: Parts, request: web.BaseRequest, body: Body) -> web
     content = _content(body)
     episode = parts.episodes.find(request.headers, content)
     asked = asked_by_openai(body, episode.session.start.sampling)
-    parts.warn_of_sampling(episode, asked)
     async with episode.request(text(body, "rid") or ""):
         known = Context(token_ids=content.token_ids) if content.token_ids else await episode.texts.context(content.text)
         made = _Completion(parts, body, asked, known, episode.num_cached(known))

@@ -1,7 +1,6 @@
 """The parts that the endpoints of the gateway share."""
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,8 +20,6 @@ from asyncrl.rollouts.gateway.refusals import RequestRefused
 from asyncrl.rollouts.gateway.sampling import Asked
 from asyncrl.task_groups import TaskGroup
 from asyncrl.types import Chunk
-
-logger = logging.getLogger(__name__)
 
 _JSON = {"Content-Type": "application/json"}
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -51,22 +48,6 @@ class Parts:
     parser: AnswerParser
     template_variables: Mapping[str, Any]
     created: int = field(default_factory=lambda: int(time.time()))
-    _warned: set[str] = field(default_factory=set)
-
-    def warn_of_sampling(self, episode: OpenEpisode, asked: Asked) -> None:
-        """Log, once for each setting, that a client samples in another way than the run."""
-        run = episode.session.start
-        for name in ("temperature", "top_p", "top_k"):
-            theirs, ours = getattr(asked.sampling, name), getattr(run.sampling, name)
-            if theirs != ours and name not in self._warned and run.data_set is None:
-                self._warned.add(name)
-                logger.warning(
-                    "%s: a client samples with %s %s, the run with %s: the trainer computes log-probs with the run's",
-                    run.name,
-                    name,
-                    theirs,
-                    ours,
-                )
 
 
 type TakesProgress = Callable[[int, GrowingText, GeneratedTurn | None], Awaitable[None]]

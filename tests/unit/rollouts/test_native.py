@@ -1,6 +1,7 @@
 """The interface for users who write an episode, run without engines."""
 
 import asyncio
+import logging
 import threading
 import time
 from functools import partial
@@ -40,6 +41,22 @@ def test_an_episode_with_a_tool() -> None:
     assert found.loss_mask == (1,) * 16 + (0,) * len(between) + (1,) * 8
     assert found.reward == Reward(value=1.0)
     assert (played.end, played.metrics) == (EpisodeEnd.FINISHED, {"episodes/tool_calls": 1.0})
+
+
+async def at_another_temperature(ep: Episode) -> None:
+    await ep.generate(top_p=0.9)
+    for _ in range(2):
+        await ep.generate(temperature=0.5)
+
+
+@pytest.mark.parametrize(("is_evaluation", "num_lines"), [(False, 1), (True, 0)])
+def test_another_temperature_is_told_once_in_training(
+    is_evaluation: bool, num_lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        play(at_another_temperature, prompt="?", answers=["a", "b", "c"], is_evaluation=is_evaluation)
+    assert len(caplog.records) == num_lines
+    assert all("a call samples with temperature 0.5, the run with 1.0" in each.getMessage() for each in caplog.records)
 
 
 def test_variables_of_the_prompt_are_those_of_every_turn() -> None:

@@ -305,16 +305,17 @@ async def _text_of_stream(model: openai.AsyncOpenAI) -> str:
         return str(error.status_code)
 
 
-def test_a_client_that_samples_otherwise_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_temperature_of_a_client_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: World) -> None:
         client = world.episode(lambda *_: "It rains.<|im_end|>")
         for _ in range(2):
-            await client.chat([QUESTION], temperature=0.5)
+            await client.chat([QUESTION], temperature=0.5, top_p=0.9)
 
     with caplog.at_level(logging.WARNING):
         run(scenario, World(tmp_path))
     assert [record.getMessage() for record in caplog.records] == [
-        "e0: a client samples with temperature 0.5, the run with 1.0: the trainer computes log-probs with the run's"
+        "e0: a call samples with temperature 0.5, the run with 1.0: the trainer computes log-probs with the run's, so "
+        "ratios and train/logprob_diff contain the difference"
     ]
 
 
