@@ -5,6 +5,7 @@ Shape letters: N samples of a training step.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -53,7 +54,9 @@ def custom_advantages(
     """
     if function is None:
         return None
-    examples = list(chain(*on_first_rank(mine)))
+    # Routes and sets of ids are megabytes for each answer, and the function sees neither.
+    light = [replace(example, routes=None, kept=None, top=None) for example in mine]
+    examples = list(chain(*on_first_rank(light)))
     box: list[Any] = [None]
     if dist.get_rank() == 0:
         try:

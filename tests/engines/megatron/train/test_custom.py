@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.train.sample_advantages import outcomes_of
 from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
 from asyncrl.plugins import load_custom
+from asyncrl.token_columns import Routes
 from tests.declared_metrics import is_declared
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.engines.megatron.train import custom_process
@@ -217,8 +219,15 @@ def alone() -> Iterator[None]:
         dist.destroy_process_group()
 
 
+class KeptHere(Routes):
+    """Routes that no rank may send to another."""
+
+    def __reduce__(self) -> str:
+        raise AssertionError("routes are megabytes")
+
+
 def called(function: Any, **changes: Any) -> Any:
-    """Call ``function`` with a batch whose second sample has no tokens."""
+    """Call ``function`` with a batch whose second sample has no tokens, and whose others have routes."""
     batch = random_batch(groups=2, group_size=2, step=4)
     group = batch.groups[0]
     empty = replace(group.samples[1].sample, token_ids=(), logprobs=array("f"), spans=())
@@ -227,7 +236,12 @@ def called(function: Any, **changes: Any) -> Any:
     train = trainer_settings(Path(), **changes).train
     examples = [each for group in examples_of(batch) for each in group]
     examples = [
-        replace(each, proximal_logprobs=row.astype("f"), ref_logprobs=(row - 0.5).astype("f"))
+        replace(
+            each,
+            proximal_logprobs=row.astype("f"),
+            ref_logprobs=(row - 0.5).astype("f"),
+            routes=KeptHere(experts_NLK=np.zeros((each.num_inputs, 2, 2), np.uint8)),
+        )
         for each in examples
         for row in [torch.tensor(each.behaviour_logprobs).numpy()]
     ]
