@@ -146,11 +146,13 @@ def _called(function: AdvantageFn, samples: StepSamples) -> list[Tensor]:
 
 
 def _per_token(found: object, masks: Sequence[Tensor], where: str) -> list[Tensor]:
+    """Return a tensor for each sample, none of which is a view of a larger one: pickle would write all of that."""
     sizes = [len(mask) for mask in masks]
     if isinstance(found, Tensor):
         if found.shape != (len(sizes),):
             raise TrainerFailed(f"{where}: returned a tensor of shape {tuple(found.shape)} for {len(sizes)} samples")
-        return [number.expand(size) for number, size in zip(found.detach().cpu().double(), sizes, strict=True)]
+        numbers = found.detach().cpu().double()
+        return [number.clone().expand(size) for number, size in zip(numbers, sizes, strict=True)]
     if not isinstance(found, list | tuple) or not all(isinstance(row, Tensor) for row in found):
         kind = f"a {type(found).__name__}" + (" with other items" if isinstance(found, list | tuple) else "")
         raise TrainerFailed(f"{where}: returned {kind}, not a tensor or a list of tensors")
@@ -161,4 +163,4 @@ def _per_token(found: object, masks: Sequence[Tensor], where: str) -> list[Tenso
             raise TrainerFailed(
                 f"{where}: returned a tensor of shape {tuple(row.shape)} for the {size} tokens of sample {place}"
             )
-    return [row.detach().cpu().double() for row in found]
+    return [row.detach().to("cpu", torch.float64, copy=True) for row in found]

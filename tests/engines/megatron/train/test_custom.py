@@ -271,6 +271,17 @@ def test_a_function_sees_the_whole_step_in_order() -> None:
         assert len(samples.token_ids[place]) > size
 
 
+def split(samples: StepSamples) -> Sequence[torch.Tensor]:
+    sizes = [len(mask) for mask in samples.masks]
+    return torch.arange(float(sum(sizes)), dtype=torch.float64).split(sizes)  # type: ignore[no-untyped-call, no-any-return]
+
+
+@pytest.mark.parametrize("function", [split, lambda samples: samples.rewards_N])
+def test_the_advantages_of_one_answer_are_sent_without_those_of_all(function: Callable[..., Any]) -> None:
+    rows = called(function)
+    assert all(len(pickle.dumps(row)) < len(pickle.dumps(torch.zeros(len(row)).double())) + 64 for row in rows)
+
+
 def test_without_a_reference_there_is_no_kl() -> None:
     seen: list[StepSamples] = []
 
