@@ -90,7 +90,8 @@ def failing_requests(history: History) -> str | None:
 
 def slow_engine(history: History) -> str | None:
     """Whether an engine was restarted because it is slow."""
-    drained = history.growth("engines/slow", min(RECENT, len(history.values("engines/slow")) - 1))
+    counts = history.values("engines/slow")[-1 - RECENT :]
+    drained = sum(after - before for before, after in pairwise(counts) if after > before)  # a resumed run begins at 0
     return f"An engine was far slower than the others and was restarted, {drained:.0f} times." if drained else None
 
 

@@ -79,6 +79,7 @@ SOUND: dict[str, Make] = {
     "log-probs are compared every fifth step": lambda step: {"train/logprob_diff": 0.01} if step % 5 == 0 else {},
     "a request fails now and then": lambda step: {"retries": step // 5, "length/trained": 128 * step},
     "an engine was lost before the run was resumed": lambda step: {"engines/slow": 3, "engines/serving": 2},
+    "a run whose engines were slow was resumed": lambda step: {"engines/slow": 3 if step < 5 else 0},
     "the loop is late once": lambda step: {"time/loop_lag_ms": 4000.0 if step == 10 else 20.0},
     "lag is at its bound": lambda step: {"lag/max": 3, "lag/mean": 3.0},
 }
