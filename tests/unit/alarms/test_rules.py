@@ -39,7 +39,7 @@ FAULTS: dict[str, Make] = {
     "One engine differs": lambda step: (
         {"engine/0/logprob_diff": 0.01, "engine/1/logprob_diff": 0.05} if step % 4 == 0 else {}
     ),
-    "Weights do not arrive": lambda step: {"version": min(step, 5)},
+    "Weights do not arrive": lambda step: {"version": min(step, 5), "samples/slots": 64, "train/skipped": 0},
     "Log-probs are not compared": lambda step: {"train/logprob_diff": 0.01} if step < 5 else {},
     "Requests fail": lambda step: {"retries": 2 * step, "length/trained": 16 * step},
     "An engine is slow": lambda step: {"engines/slow": int(step > 10)},
@@ -75,7 +75,9 @@ SOUND: dict[str, Make] = {
     "one batch is skipped": lambda step: {"train/skipped": int(step == 10)},
     "replayed routes add to the difference": lambda step: {"train/logprob_diff": 3e-3 if step % 5 else 3e-7},
     "engines round differently": lambda step: {"engine/0/logprob_diff": 0.012, "engine/1/logprob_diff": 0.010},
-    "weights follow every eighth step": lambda step: {"version": step // 8},
+    "weights follow every eighth step": lambda step: {"version": step // 8, "samples/slots": 64, "train/skipped": 0},
+    "no trainer makes weights": lambda step: {"version": 0, "samples/slots": 64},
+    "no engine gets weights": lambda step: {"version": 0, "samples/slots": 0, "train/skipped": 0},
     "log-probs are compared every fifth step": lambda step: {"train/logprob_diff": 0.01} if step % 5 == 0 else {},
     "a request fails now and then": lambda step: {"retries": step // 5, "length/trained": 128 * step},
     "an engine was lost before the run was resumed": lambda step: {"engines/slow": 3, "engines/serving": 2},
