@@ -331,6 +331,14 @@ def test_every_pass_is_reported_once_and_the_first_and_last_are_of_one_version(e
     assert reports[-1].weights.step == 7
 
 
+@pytest.mark.parametrize(("steps", "eval_interval", "measured"), [(4, 1, [0, 1, 2, 4]), (6, 5, [0, 6])])
+def test_a_pass_that_is_due_one_step_before_the_end_is_left_out(
+    steps: int, eval_interval: int, measured: list[int]
+) -> None:
+    world = World(steps=steps, held_out=2, eval_interval=eval_interval).run()
+    assert [facts.evaluation.weights.step for facts in world.facts if facts.evaluation] == measured
+
+
 def test_evaluation_never_holds_more_than_half_the_slots() -> None:
     world = World(steps=1, held_out=100, slots=8, groups_per_step=1, group_size=1, lengths=lambda request: 50).run()
     evaluating = {request.request_id for request in world.engine.requests if request.request_id.startswith("eval")}
