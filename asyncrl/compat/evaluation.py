@@ -33,11 +33,12 @@ class BlockingEval:
     def __call__(self, step: int, more: Mapping[str, Any]) -> EvalOutcome:
         """Call the function for the weights of ``step``; ``more`` are further attributes of its ``args``.
 
-        There is no data source: the function finds the sets in ``args.eval_datasets``.  Raises TypeError if the result
-        has not slime's form.
+        Its ``rollout_id`` is the step that trained these weights, 0 before training, as in slime.  There is no data
+        source: the function finds the sets in ``args.eval_datasets``.  Raises TypeError if the result has not slime's
+        form.
         """
         args = SlimeArgs(**{**vars(self._args), **more})
-        returned = self._function(args, step, None, evaluation=True)
+        returned = self._function(args, max(0, step - 1), None, evaluation=True)
         data, metrics = getattr(returned, "data", returned), getattr(returned, "metrics", None) or {}
         if not isinstance(data, Mapping) or not isinstance(metrics, Mapping):
             raise TypeError(f"must return RolloutFnEvalOutput or its data, got a {type(returned).__name__}")

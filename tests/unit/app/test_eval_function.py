@@ -37,7 +37,7 @@ def test_it_gets_the_router_and_the_sets_and_runs_off_the_event_loop() -> None:
     assert outcome.columns == {"a": {"rewards": [1.0], "truncated": [False]}}
     assert seen["thread"] is not threading.current_thread()
     args = seen["args"]
-    assert (args.lr, args.sglang_router_ip, args.sglang_router_port, seen["step"]) == (1, "10.0.0.1", 3000, 3)
+    assert (args.lr, args.sglang_router_ip, args.sglang_router_port, seen["step"]) == (1, "10.0.0.1", 3000, 2)
     assert args.sglang_api_key == "key"
     (only,) = args.eval_datasets
     assert (only.name, only.top_p, only.n_samples_per_eval_prompt, only.rm_type) == ("arithmetic", 0.7, 2, "number")
@@ -99,7 +99,7 @@ def test_a_call_is_refused_while_the_thread_of_an_earlier_one_is_busy() -> None:
 
     asyncio.run(run())
     assert begun.wait(30)  # on a busy machine the thread begins later than the second call is refused
-    assert calls == [3]
+    assert calls == [2]
 
 
 def test_a_function_that_does_not_exist_is_refused_at_the_start() -> None:

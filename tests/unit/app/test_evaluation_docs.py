@@ -83,5 +83,5 @@ def test_the_function_of_slimes_shape_asks_the_router(folder: Path, monkeypatch:
     assert isinstance(function, BlockingEval)
     args = {"eval_datasets": [data_set], "sglang_router_ip": "10.0.0.1", "sglang_router_port": 3000}
     outcome = function(5, args)
-    assert (outcome.rewards, outcome.truncated, outcome.metrics) == ({"a": (-7.0,)}, {"a": 1.0}, {"step_seen": 5.0})
+    assert (outcome.rewards, outcome.truncated, outcome.metrics) == ({"a": (-7.0,)}, {"a": 1.0}, {"step_seen": 4.0})
     assert asked == ["http://10.0.0.1:3000/generate"]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from asyncrl.compat import BlockingEval, SlimeArgs
+from asyncrl.compat.log_functions import eval_log_from_slime
 from asyncrl.errors import PluginError
 from asyncrl.plugins import EVAL, load_plugin
-from asyncrl.types import EvalOutcome
+from asyncrl.types import EvalOutcome, EvalReport, Weights
 
 CODE = """
 import numpy
@@ -83,10 +84,38 @@ def test_slimes_shape_gets_args_with_more_attributes_and_returns_an_outcome(file
     assert outcome == EvalOutcome(
         rewards={"a": (1.0, 0.0, 1.0)},
         truncated={"a": 1 / 3},
-        metrics={"a/length": 12.0, "lr": 0.5, "port": 30004.0},
+        metrics={"a/length": 12.0, "lr": 0.5, "port": 30003.0},
         columns={"a": {"rewards": [1, 0, 1], "truncated": [True, False, False], "samples": [1, 2, 3]}},
     )
     assert not hasattr(ARGS, "port")
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 7])
+def test_an_evaluation_and_its_log_have_the_same_rollout_id(step: int) -> None:
+    seen: list[int] = []
+
+    def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+        seen.append(rollout_id)
+        return {}
+
+    def log(rollout_id: int, args: Any, data: Any, extra_metrics: Any) -> bool:
+        seen.append(rollout_id)
+        return True
+
+    outcome = BlockingEval(evaluate, ARGS)(step, {})
+    weights = Weights(version=step, step=step)
+    report = EvalReport(
+        weights=weights,
+        newest=weights,
+        accuracy={},
+        num_samples=0,
+        num_failed=0,
+        num_tokens=0,
+        seconds=0.0,
+        columns=outcome.columns,
+    )
+    eval_log_from_slime(log, ARGS)(step, report, {})
+    assert seen == [max(0, step - 1)] * 2, "slime evaluates after step r with rollout_id r, and before step 0 with 0"
 
 
 def test_slimes_shape_may_return_the_data_alone(file: Path) -> None:
