@@ -82,7 +82,7 @@ def not_compared(history: History) -> str | None:
 
 def failing_requests(history: History) -> str | None:
     """Whether many attempts fail."""
-    failed, trained = history.growth("retries", RECENT), history.growth("length/trained", RECENT)
+    failed, trained = history.growth("retries", RECENT), history.increase("length/trained", RECENT)
     if failed is None or trained is None or failed < max(LEAST_FAILED, FAILED_SHARE * trained):
         return None
     return f"{failed:.0f} attempts failed within {RECENT} steps, in which {trained:.0f} answers were trained."
@@ -90,8 +90,7 @@ def failing_requests(history: History) -> str | None:
 
 def slow_engine(history: History) -> str | None:
     """Whether an engine was restarted because it is slow."""
-    counts = history.values("engines/slow")[-1 - RECENT :]
-    drained = sum(after - before for before, after in pairwise(counts) if after > before)  # a resumed run begins at 0
+    drained = history.increase("engines/slow", min(RECENT, len(history.values("engines/slow")) - 1))
     return f"An engine was far slower than the others and was restarted, {drained:.0f} times." if drained else None
 
 

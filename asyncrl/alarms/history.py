@@ -1,6 +1,7 @@
 """The numbers of all steps so far, as rules read them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 
 type Row = Mapping[str, float | int | None]
@@ -90,3 +91,12 @@ class History:
         """Return by how much a number grew over the last ``count`` values; None if there are not that many."""
         values = self.values(name)
         return values[-1] - values[-1 - count] if len(values) > count else None
+
+    def increase(self, name: str, count: int) -> float | None:
+        """Return by how much a counter grew over the last ``count`` values, like ``growth``.
+
+        A counter that falls has begun again at 0, because the run was resumed.
+        """
+        values = self.values(name)[-1 - count :]
+        rises = (after - before if after >= before else after for before, after in pairwise(values))
+        return sum(rises) if len(values) > count else None

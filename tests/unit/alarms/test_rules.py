@@ -80,6 +80,10 @@ SOUND: dict[str, Make] = {
     "no engine gets weights": lambda step: {"version": 0, "samples/slots": 0, "train/skipped": 0},
     "log-probs are compared every fifth step": lambda step: {"train/logprob_diff": 0.01} if step % 5 == 0 else {},
     "a request fails now and then": lambda step: {"retries": step // 5, "length/trained": 128 * step},
+    "a request fails now and then, and the run is resumed": lambda step: {
+        "retries": step,
+        "length/trained": 1000 * (step + 1 if step < 15 else step - 14),
+    },
     "an engine was lost before the run was resumed": lambda step: {"engines/slow": 3, "engines/serving": 2},
     "a run whose engines were slow was resumed": lambda step: {"engines/slow": 3 if step < 5 else 0},
     "the loop is late once": lambda step: {"time/loop_lag_ms": 4000.0 if step == 10 else 20.0},
@@ -111,6 +115,12 @@ def test_an_alarm_names_its_numbers_and_what_to_look_at() -> None:
 def test_an_alarm_whose_sign_goes_has_an_end() -> None:
     (alarm,) = watched(lambda step: {"response/truncated": 0.95 if 5 <= step < 12 else 0.1})
     assert (alarm.since, alarm.until) == (7, 11)
+
+
+def test_an_engine_that_is_slow_again_after_a_resumption_is_told() -> None:
+    (alarm,) = watched(lambda step: {"engines/slow": 3 if step < 20 else 1})
+    assert alarm.since == 20
+    assert "was restarted, 1 times" in alarm.text
 
 
 def test_an_alarm_is_told_once_and_again_after_its_end() -> None:
