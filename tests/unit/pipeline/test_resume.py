@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.engines.fake import FakeCheckpoints
+from asyncrl.metrics.names import METRICS
+from asyncrl.metrics.reporter import Reporter
 from asyncrl.pipeline.scheduling import run_state
 from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
@@ -128,6 +130,17 @@ def test_evaluations_resume_at_their_position() -> None:
     due, between = World(**plan, before=state[4]).run(), World(**plan, before=state[5]).run()
     assert _evaluated(due) == [4, 6, 8]  # that of step 4 was lost, if it was not over
     assert _evaluated(between) == [6, 8]
+
+
+def test_a_count_that_begins_again_is_one_since_the_start_and_any_other_is_so_far() -> None:
+    """The names of metrics tell which counts a resumed run continues."""
+    state = stored(_all_checkpoints(World(steps=4, save_interval=2))[2])
+    resumed = World(steps=4, before=state).run()
+    row = Reporter([], state.tokens).row(resumed.facts[0])
+    meanings = {metric.name: metric.meaning for metric in METRICS}
+    assert (row["groups/trained"], row["length/trained"]) == (12, 8)
+    assert "so far" in meanings["groups/trained"]
+    assert all("since the start" in meanings[name] for name in ("length/trained", "length/finished", "length/cut"))
 
 
 def _all_checkpoints(world: World) -> dict[int, dict[str, Any]]:
