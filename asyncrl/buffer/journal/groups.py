@@ -34,6 +34,11 @@ type NoteFn = Callable[[list[str]], None]
 """Called with the names of values that JSON does not have."""
 
 
+def has_group_id(body: memoryview) -> bool:
+    """Return whether a body is long enough for that of a group; a damaged length may make it shorter."""
+    return len(body) >= _START.size
+
+
 def group_id_of(body: memoryview) -> GroupId:
     """Return the id of the group in the body of a record, without reading more of it."""
     return GroupId(int(_START.unpack_from(body)[0]))

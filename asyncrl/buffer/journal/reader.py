@@ -20,7 +20,7 @@ from asyncrl.buffer.journal.frames import (
     frame_at,
     skimmed,
 )
-from asyncrl.buffer.journal.groups import group_id_of
+from asyncrl.buffer.journal.groups import group_id_of, has_group_id
 from asyncrl.buffer.journal.record_bytes import record_of
 from asyncrl.buffer.journal.records import Record, Snapshot
 from asyncrl.buffer.journal.segments import Segment, header_of, segments
@@ -54,7 +54,8 @@ class OpenSegment:
     def frames_of(self, wanted: Kind, group_ids: Set[GroupId]) -> Iterator[Frame]:
         """Yield the ``Finished`` or ``Grown`` records of some groups.  Raises JournalDamaged if one is damaged."""
         for kind, start, stop in skimmed(self.data):
-            if kind == wanted and group_id_of(self.data[start:stop]) in group_ids:
+            body = self.data[start:stop]
+            if kind == wanted and has_group_id(body) and group_id_of(body) in group_ids:
                 frame = frame_at(self.data, start - FRAME_BYTES)
                 if frame is None:
                     if self.may_be_torn:
@@ -138,7 +139,7 @@ def groups_in(path: Path) -> tuple[set[GroupId], set[GroupId]]:
     data = _mapped(path)
     found: dict[int, set[GroupId]] = {Kind.FINISHED: set(), Kind.GROWN: set()}
     for kind, start, stop in skimmed(data):
-        if kind in found:
+        if kind in found and has_group_id(data[start:stop]):
             found[kind].add(group_id_of(data[start:stop]))
     return found[Kind.FINISHED], found[Kind.GROWN]
 

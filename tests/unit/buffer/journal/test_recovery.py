@@ -20,6 +20,7 @@ from asyncrl.buffer.journal import (
     has_snapshot,
     recover,
 )
+from asyncrl.buffer.journal.frames import FRAME_BYTES, Kind, skimmed
 from asyncrl.buffer.journal.retention import Retention
 from asyncrl.buffer.journal.segments import segment_of, segments
 from asyncrl.errors import JournalDamaged
@@ -211,6 +212,19 @@ def test_damage_in_a_group_that_is_needed_is_found_in_an_earlier_segment(tmp_pat
     path.write_bytes(data)
     with pytest.raises(JournalDamaged, match="the record of a group is damaged"):
         recover(tmp_path, 1)
+
+
+def test_a_damaged_length_that_leaves_no_room_for_a_group_is_damage(tmp_path: Path) -> None:
+    write(tmp_path, [snapshot(0), finished(0), finished(1), snapshot(1, 1)])
+    path = segment_of(tmp_path, 1).path
+    data = bytearray(path.read_bytes())
+    first = next(start for kind, start, _ in skimmed(memoryview(data)) if kind == Kind.FINISHED)
+    data[first - FRAME_BYTES + 4 : first - FRAME_BYTES + 8] = (4).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(JournalDamaged, match="no segment has the content of 1 groups, such as 1"):
+        recover(tmp_path, 1)
+    write(tmp_path, [snapshot(0), finished(2)], run_epoch=2)  # the journal of a new run stays on
+    assert [each.group.group_id for each in recovered(tmp_path, 0).buffered] == [2]
 
 
 def test_a_torn_end_is_counted(tmp_path: Path) -> None:
