@@ -104,7 +104,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines.sglang.plugin.cpu": {"internals"},
     "engines.weight_sync": LEAVES | {"engines"},
     "held_out": {"types"},
-    "journal": {"errors", "types", "buffer.journal", "rollout_log"},
+    "journal": {"errors", "types", "buffer", "buffer.journal", "rollout_log"},
     "filters": LEAVES | {"buffer"},
     "hooks": LEAVES,
     "metrics": {"types", "token_columns", "errors", "plain_text", "rollout_log"},

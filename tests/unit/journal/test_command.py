@@ -232,6 +232,20 @@ def test_a_group_that_left_in_a_deleted_segment_is_not_exported(tmp_path: Path) 
     assert exported(tmp_path) == {2: None}
 
 
+@pytest.mark.parametrize(("staleness", "mask", "lag"), [("5", 1, 5), ("4", 0, None), (None, 1, 5)])
+def test_tokens_that_were_too_old_for_their_step_are_masked(
+    staleness: str | None, mask: int, lag: int | None, tmp_path: Path
+) -> None:
+    about: dict[str, JsonValue] = {} if staleness is None else {"about": {"max-staleness": staleness}}
+    taken = Taken(step=5, group_ids=(GroupId(1),))
+    write(tmp_path / "journal", [Snapshot(step=5, state=about, held=()), finished(1, tokens=3), finished(2), taken])
+    file = tmp_path / "groups.parquet"
+    assert main([str(tmp_path), "--export", str(file)]) == 0
+    found = pq.read_table(file).to_pylist()
+    assert [(row["loss_mask"], row["lag"]) for row in found if row["step"] == 5] == [([mask] * 3, lag)] * 2
+    assert all(sum(row["loss_mask"]) > 0 for row in found if row["step"] is None), "no step took them yet"
+
+
 def test_an_account_counts_the_last_content_of_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = RECORDS[0]
     assert isinstance(first, Snapshot)
