@@ -20,8 +20,10 @@ class AlarmLog:
     A rule that fails ends the watch, and never the run.
     """
 
-    def __init__(self, rules: Iterable[Rule] = RULES) -> None:
-        self._watch: Watch | None = Watch(rule for rule in rules if _LOGGED_ELSEWHERE not in rule.needs)
+    def __init__(self, rules: Iterable[Rule] = RULES, *, update_interval: int = 1) -> None:
+        """``update_interval`` is that of ``Watch``."""
+        watched = [rule for rule in rules if _LOGGED_ELSEWHERE not in rule.needs]
+        self._watch: Watch | None = Watch(watched, update_interval=update_interval)
         self._logged: set[str] = set()
 
     def write(self, row: Mapping[str, float | int], /) -> None:

@@ -23,7 +23,7 @@ ENGINE_LEAST = 0.002
 MISSING_STEPS = 10
 """Steps without new weights, or without a comparison, that are a sign at least."""
 MISSING_TIMES = 3
-"""The same, in the longest such time before."""
+"""The same, in the longest such time before; in the update interval before the first one has passed."""
 REMEMBERED = 200
 """Steps that are searched for the longest such time."""
 FAILED_SHARE = 0.05
@@ -118,7 +118,7 @@ def _late(seen: Sequence[int], history: History, text: str) -> str | None:
     """Return ``text`` with the steps since the last one in ``seen``, if they are many."""
     if not seen:
         return None
-    longest = max((after - before for before, after in pairwise(seen)), default=1)
+    longest = max((after - before for before, after in pairwise(seen)), default=history.update_interval)
     missing = history.step - seen[-1]
     return text.format(missing) if missing >= max(MISSING_STEPS, MISSING_TIMES * longest) else None
 

@@ -22,8 +22,10 @@ class _Column:
 class History:
     """Numbers by name, in the order of the steps.  A step that lacks a number has no value of it."""
 
-    def __init__(self, is_read: Callable[[str], bool]) -> None:
+    def __init__(self, is_read: Callable[[str], bool], update_interval: int = 1) -> None:
         """``is_read``: whether any rule reads the number with this name; others are not kept."""
+        self.update_interval = update_interval
+        """Steps between two weight updates."""
         self._is_read = is_read
         self._columns: dict[str, _Column] = {}
         self.step = -1

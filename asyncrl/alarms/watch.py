@@ -27,11 +27,12 @@ class _State:
 class Watch:
     """Takes the rows of a run in the order of their steps.  A row takes some 20 microseconds."""
 
-    def __init__(self, rules: Iterable[Rule] = RULES) -> None:
+    def __init__(self, rules: Iterable[Rule] = RULES, *, update_interval: int = 1) -> None:
+        """``update_interval`` is the run's number of steps between two weight updates."""
         self._states = {rule: _state(rule) for rule in rules}
         names = frozenset(name for rule in self._states for name in (*rule.needs, *rule.reads))
         self._names, self._beginnings = names, tuple(name for name in names if name.endswith("/"))
-        self._history = History(self.is_read)
+        self._history = History(self.is_read, update_interval)
 
     def is_read(self, name: str) -> bool:
         """Whether any rule reads the number with this name."""

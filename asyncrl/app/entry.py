@@ -338,7 +338,7 @@ def _sinks(
     run: RunConfig, run_dir: Path, history: History, trackers: Trackers, listener: Listener | None
 ) -> list[Sink]:
     """Return the destinations of rows, and tell the listener where the files are."""
-    sinks: list[Sink] = [JsonlSink(run_dir), history, AlarmLog()]
+    sinks: list[Sink] = [JsonlSink(run_dir), history, AlarmLog(update_interval=run.rollout.update_weights_interval)]
     if run.output.use_tensorboard:
         sinks.append(TensorBoardSink(run_dir))
     sinks += trackers.sinks

@@ -1,7 +1,7 @@
 """The alarms of a run, from its files: the rows of all steps, and the samples of the newest ones."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ NEWEST = 4
 class _Watched:
     """The watch of a run, and how far it has come."""
 
-    watch: Watch = field(default_factory=Watch)
-    num_steps: int = 0
-    num_replaced: int = 0
+    watch: Watch
+    num_replaced: int
     """Rows that a resumed run had replaced when the watch began."""
+    num_steps: int = 0
 
 
 def is_watched(run: RunFiles) -> bool:
@@ -43,7 +43,8 @@ def alarms_of(run: RunFiles) -> Sequence[Alarm]:
 
     watched = run.parts.get(PART)
     if not isinstance(watched, _Watched) or watched.num_replaced != run.rows.num_replaced:
-        watched = run.parts[PART] = _Watched(num_replaced=run.rows.num_replaced)
+        watch = Watch(update_interval=_update_interval(run))
+        watched = run.parts[PART] = _Watched(watch=watch, num_replaced=run.rows.num_replaced)
     steps = run.rows.steps()
     new = steps[watched.num_steps :]
     if new and run.state is State.RUNNING and not file_of(run.path, new[-1]).exists():
@@ -54,6 +55,12 @@ def alarms_of(run: RunFiles) -> Sequence[Alarm]:
         watched.watch.add(step, {**{name: run.rows.number(name, step) for name in names}, **texts})
     watched.num_steps += len(new)
     return watched.watch.alarms
+
+
+def _update_interval(run: RunFiles) -> int:
+    """Return the run's steps between two weight updates; 1 if its settings do not tell."""
+    found = run.settings().get("update-weights-interval")
+    return found if isinstance(found, int) else 1
 
 
 def numbers_of(run: RunFiles, step: int) -> Mapping[str, float]:

@@ -105,6 +105,26 @@ def test_what_only_resembles_a_fault_raises_none(name: str) -> None:
     assert titles(SOUND[name]) == []
 
 
+@pytest.mark.parametrize("interval", [1, 11, 20])
+def test_weights_and_log_probs_may_take_as_long_as_the_update_interval(interval: int) -> None:
+    def row(step: int) -> dict[str, float]:
+        compared = {"train/logprob_diff": 0.01} if step % interval == 0 and step < 200 else {}
+        return {
+            "step": step,
+            "version": min(step, 200) // interval,
+            "samples/slots": 64,
+            "train/skipped": 0,
+            "train/loss": 0.1,
+            **compared,
+        }
+
+    watch = Watch(update_interval=interval)
+    told = [alarm for step in range(300) for alarm in watch.add(step, row(step))]
+    expected = 200 - 200 % interval + max(10, 3 * interval)
+    assert {alarm.title for alarm in told} == {"Weights do not arrive", "Log-probs are not compared"}
+    assert all(expected - interval <= alarm.since <= expected for alarm in told)
+
+
 def test_an_alarm_names_its_numbers_and_what_to_look_at() -> None:
     (alarm,) = watched(FAULTS["One engine differs"])
     assert alarm.since == 0

@@ -49,6 +49,23 @@ def test_alarms_come_from_rows_and_from_the_texts_of_the_newest_steps(tmp_path: 
     assert found == {"Answers do not end": 2, "Repeated text": 10 - NEWEST + 1}
 
 
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ("update-weights-interval = 20", []),
+        ("update-weights-interval = 3", ["Weights do not arrive"]),
+        ('update-weights-interval = "20"', ["Weights do not arrive"]),
+        ("", ["Weights do not arrive"]),
+    ],
+)
+def test_weights_are_expected_at_the_update_interval_of_the_settings(
+    tmp_path: Path, settings: str, found: list[str]
+) -> None:
+    (tmp_path / "sums.toml").write_text(settings)
+    add_rows(tmp_path, range(15), **{"version": 0, "samples/slots": 64, "train/skipped": 0})
+    assert titles(read(tmp_path)) == found
+
+
 def test_only_new_steps_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[str] = []
     texts = alarms._texts  # noqa: SLF001
