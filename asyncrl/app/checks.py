@@ -29,6 +29,7 @@ from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import (
     longest_sample,
     num_ranks,
+    prompt_limit,
     routing_replay_obstacle,
     run_dir,
     skip_special_tokens,
@@ -188,18 +189,25 @@ def _prompts(
         return user_prompts(run, tokenizer, args)
     if run.data.streaming_data:
         return open_stream(run.data, tokenizer, run.model.hf_checkpoint)
-    has_episodes = run.episodes.has_episodes
-    room = None if has_episodes else _room_for_prompts(run, model)
-    prompts = load_prompts(run.data, tokenizer, takes_numbers=has_episodes, most_tokens=room)
+    room = _room_for_prompts(run, model)
+    prompts = load_prompts(run.data, tokenizer, takes_numbers=run.episodes.has_episodes, most_tokens=room)
     check_rows(reward, prompts.rows, ", ".join(map(str, run.data.prompt_data)))
     return prompts
 
 
-def _room_for_prompts(run: RunConfig, model: CheckedModel) -> int:
-    """Return the tokens that a prompt may have behind which a whole response fits: SGLang refuses longer ones."""
+def _room_for_prompts(run: RunConfig, model: CheckedModel) -> int | None:
+    """Return the tokens that a prompt may have without ``--rollout-max-prompt-len``; None for any number.
+
+    As in slime, ``--rollout-max-context-len`` leaves room for one token of a response.  Without episodes, a whole
+    response must fit behind a prompt: SGLang refuses longer ones.
+    """
+    limit = prompt_limit(run)
+    if run.episodes.has_episodes:
+        return limit
     context = _given_context(model.server_flags)
     positions = model.shape.max_positions if context is None else min(model.shape.max_positions, context)
-    return max(1, positions - run.rollout.rollout_max_response_len)
+    room = positions - run.rollout.rollout_max_response_len
+    return max(1, room if limit is None else min(room, limit))
 
 
 def _given_context(server_flags: Mapping[str, FlagWords]) -> int | None:

@@ -126,9 +126,11 @@ def completed(values: Mapping[str, Any], max_context_len: int | None) -> SlimeAr
 
 
 def _lengths(found: Mapping[str, Any], max_context_len: int | None) -> dict[str, Any]:
-    longest = max_context_len or found.get("rollout_max_context_len")
+    given = found.get("rollout_max_context_len")
+    longest = max_context_len or given
     is_dynamic = found.get("use_dynamic_batch_size")
     return {
+        "rollout_max_prompt_len": found.get("rollout_max_prompt_len") or (given - 1 if given else None),
         "rollout_max_context_len": longest,
         "eval_max_context_len": found.get("eval_max_context_len") or longest,
         "log_probs_max_tokens_per_gpu": found.get("max_tokens_per_gpu") if is_dynamic else None,

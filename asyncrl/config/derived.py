@@ -56,6 +56,14 @@ def use_dynamic_batch_size(train: TrainConfig) -> bool:
     return train.micro_batch_size is None if train.use_dynamic_batch_size is None else train.use_dynamic_batch_size
 
 
+def prompt_limit(run: RunConfig) -> int | None:
+    """The maximum length of a prompt in tokens by the run's flags; None without one."""
+    context = run.episodes.rollout_max_context_len
+    if run.data.rollout_max_prompt_len is not None or context is None:
+        return run.data.rollout_max_prompt_len
+    return context - 1  # slime's default: a response has at least one token
+
+
 def longest_sample(run: RunConfig, response: int) -> int:
     """The maximum length in tokens of a prompt with its response; a prompt without a limit counts as 0."""
     return (run.data.rollout_max_prompt_len or 0) + response

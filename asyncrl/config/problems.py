@@ -69,7 +69,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_reward(run.reward, run.data, set_by_episodes=run.episodes.has_episodes),
         *_staleness(run.rollout),
         *_supply(run.rollout),
-        *_episodes(run.episodes, run.rollout),
+        *_episodes(run.episodes, run.rollout, run.data),
         *_batch(run.rollout, run.train, run.hooks),
         *_estimator(run.train),
         *_critic_only(run.train.num_critic_only_steps, run.rollout.num_rollout),
@@ -225,9 +225,16 @@ def _staleness(rollout: RolloutConfig) -> list[str]:
     )
 
 
-def _episodes(episodes: EpisodeConfig, rollout: RolloutConfig) -> list[str]:
+def _episodes(episodes: EpisodeConfig, rollout: RolloutConfig, data: DataConfig) -> list[str]:
     most, size = episodes.max_episodes, rollout.n_samples_per_prompt
-    return must(most is None or most >= size, f"max-episodes {most} must be at least n-samples-per-prompt {size}")
+    context, prompt = episodes.rollout_max_context_len, data.rollout_max_prompt_len
+    return must(
+        most is None or most >= size, f"max-episodes {most} must be at least n-samples-per-prompt {size}"
+    ) + must(
+        context is None or context > (prompt or 1),
+        f"rollout-max-context-len {context} must be above {f'rollout-max-prompt-len {prompt}' if prompt else 1}: a "
+        "response has at least one token",
+    )
 
 
 def _supply(rollout: RolloutConfig) -> list[str]:

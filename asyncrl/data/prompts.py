@@ -115,7 +115,7 @@ def load_prompts(
         else:
             kept.append(made.prompt(row, epoch=0))
     if not kept:
-        name = f"{most_tokens} tokens, for which the model has room" if limit is None else f"{FLAG} {limit} tokens"
+        name = f"{most_tokens} tokens, for which there is room" if limit is None else f"{FLAG} {limit} tokens"
         raise DataError(f"{files}: no prompt has at most {name}; the shortest has {min(lengths)}")
     if lengths and limit is None:
         logger.warning(

@@ -23,7 +23,8 @@ class EpisodeConfig:
     max_turns: Annotated[int | None, "Maximum number of engine calls of one episode. Default: no limit."] = None
     rollout_max_context_len: Annotated[
         int | None,
-        "Maximum number of tokens of a prompt with all turns and observations. Default: the model's positions.",
+        "Maximum number of tokens of a prompt with all turns and observations. Prompts without room for a response are "
+        "left out, also without episodes. Default: the model's positions.",
     ] = None
     max_episodes: Annotated[
         int | None,

@@ -82,10 +82,23 @@ def test_prompts_without_room_are_left_out(context: str, prompts: str, tmp_path:
     flags = ["--prompt-data", str(path), "--sglang-context-length", context, "--rollout-max-response-len", "30"]
     run = quickstart(*flags, "--input-key", "prompt", "--label-key", "label")
     if prompts == "none":
-        with pytest.raises(DataError, match="at most 2 tokens, for which the model has room"):
+        with pytest.raises(DataError, match="at most 2 tokens, for which there is room"):
             check(run)
     else:
         assert len(check(run).prompts) == 1
+
+
+@pytest.mark.parametrize(("context", "prompts"), [(6, 1), (7, 2), (250, 2)])
+def test_prompts_as_long_as_an_episode_may_be_are_left_out(context: int, prompts: int, tmp_path: Path) -> None:
+    path, function = tmp_path / "train.jsonl", tmp_path / "mine.py"
+    path.write_text('{"prompt": "1+1=", "label": "2"}\n{"prompt": "11+11=", "label": "22"}')
+    function.write_text("async def episode(ep):\n    await ep.generate()\n")
+    flags = ["--prompt-data", str(path), "--input-key", "prompt", "--label-key", "label"]
+    flags += ["--rollout-max-context-len", str(context)]
+    for more in ([], ["--custom-generate-function-path", f"{function}:episode"]):
+        checked = check(quickstart(*flags, *more))
+        checked.user_code.close()
+        assert len(checked.prompts) == prompts
 
 
 def test_engines_for_a_tiktoken_model_have_no_tokenizer_unless_the_user_allows_its_code(tmp_path: Path) -> None:

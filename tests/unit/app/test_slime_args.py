@@ -215,6 +215,8 @@ def test_args_have_every_name_of_slime_and_no_none_where_slime_has_a_value() -> 
         (("--reward-key", "score"), {"reward_key": "score", "eval_reward_key": "score"}),
         (("--reward-key", "score", "--eval-reward-key", "acc"), {"reward_key": "score", "eval_reward_key": "acc"}),
         (("--no-save-optim",), {"no_save_optim": True}),
+        (("--rollout-max-context-len", "100"), {"rollout_max_prompt_len": 99}),
+        (("--rollout-max-context-len", "100", "--rollout-max-prompt-len", "9"), {"rollout_max_prompt_len": 9}),
     ],
 )
 def test_values_are_slimes(flags: tuple[str, ...], expected: dict[str, Any]) -> None:

@@ -19,6 +19,11 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
     [
         ("--n-samples-per-prompt 1", "at least 2, got 1"),
         ("--max-episodes 3", "max-episodes 3 must be at least n-samples-per-prompt 4"),
+        ("--rollout-max-context-len 1", "rollout-max-context-len 1 must be above 1: a response has at least one token"),
+        (
+            "--rollout-max-context-len 100 --rollout-max-prompt-len 100",
+            "rollout-max-context-len 100 must be above rollout-max-prompt-len 100: a response has at least one token",
+        ),
         (
             "--global-batch-size 5",
             "x n-samples-per-prompt 4 = 32 samples, which is not a multiple of global-batch-size 5",
