@@ -1,6 +1,7 @@
 """The ``args`` of all user functions of slime's shape: every name of slime, made in this one place."""
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,12 @@ _EFFECTIVE = (
 """Settings that are never None in slime, and here have a default that depends on others."""
 _WITHOUT_WORDS = ("eval_prompt_data", "rollout_stop", "rollout_stop_token_ids")
 """Lists that are None in slime if they are empty."""
+_NOT_OF_SETS = (
+    *("app_service", "custom_generate_function_path", "eval_early_stop_idle_timeout", "eval_early_stop_remaining"),
+    *("eval_task_timeout", "message_processor", "min_eval_samples", "multimodal_keys", "no_stop_trim"),
+    "skip_special_tokens",
+)
+"""Attributes of slime's EvalDatasetConfig that no set has here."""
 _ALIASES = {
     "sglang_dp_size": "sglang_data_parallel_size",
     "sglang_pp_size": "sglang_pipeline_parallel_size",
@@ -140,12 +147,15 @@ def _lengths(found: Mapping[str, Any], max_context_len: int | None) -> dict[str,
 def _depending(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that slime derives from others."""
     has_std = found.get("n_samples_per_prompt") != 1 and not found.get("disable_grpo_std_normalization")
+    variables = found.get("apply_chat_template_kwargs")
     return {
+        "apply_chat_template_kwargs": json.loads(variables) if isinstance(variables, str) else variables,
         "eval_reward_key": found.get("eval_reward_key") or found.get("reward_key"),
         "grpo_std_normalization": found.get("grpo_std_normalization", has_std),
         "no_save_optim": not found.get("save_optim", True),
         "offload_rollout": bool(found.get("colocate")),
         "offload_train": bool(found.get("colocate")),
+        "over_sampling_batch_size": found.get("over_sampling_batch_size") or found.get("rollout_batch_size"),
         "use_critic": found.get("advantage_estimator") == "ppo",
         "use_routing_replay": bool(found["use_routing_replay"] or found["use_rollout_routing_replay"]),
     }
@@ -168,15 +178,22 @@ def _sizes(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def eval_dataset(each: EvalSet) -> SlimeArgs:
     """Return a set with the attributes of slime's EvalDatasetConfig."""
+    keys = {
+        "input_key": each.data.input_key,
+        "label_key": each.data.label_key,
+        "tool_key": each.data.tool_key,
+        "metadata_key": each.data.metadata_key,
+    }
     return SlimeArgs(
+        **dict.fromkeys(_NOT_OF_SETS),
+        **keys,
         name=each.name,
         path=str(each.path),
+        cache_key=(each.name, str(each.path), *keys.values()),
         rm_type=each.reward.rm_type,
         custom_rm_path=each.reward.custom_rm_path,
-        input_key=each.data.input_key,
-        label_key=each.data.label_key,
-        metadata_key=each.data.metadata_key,
         apply_chat_template=each.data.apply_chat_template,
+        apply_chat_template_kwargs=each.data.template_variables,
         n_samples_per_eval_prompt=each.n_samples_per_eval_prompt,
         temperature=each.temperature,
         top_p=each.top_p,

@@ -119,6 +119,14 @@ NONE = (
     "wandb_mode wandb_project wandb_run_id wandb_team"
 )
 """Its other arguments."""
+SET = (
+    "app_service apply_chat_template apply_chat_template_kwargs cache_key custom_generate_function_path custom_rm_path "
+    "eval_early_stop_idle_timeout eval_early_stop_remaining eval_task_timeout input_key label_key max_response_len "
+    "message_processor metadata_key metadata_overrides min_eval_samples min_new_tokens multimodal_keys "
+    "n_samples_per_eval_prompt name no_stop_trim path repetition_penalty rm_type skip_special_tokens stop "
+    "stop_token_ids temperature tool_key top_k top_p"
+)
+"""The attributes of its evaluation sets."""
 
 
 def checked_with(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[Checked, dict[str, Any]]:
@@ -215,6 +223,12 @@ def test_args_have_every_name_of_slime_and_no_none_where_slime_has_a_value() -> 
         (("--reward-key", "score"), {"reward_key": "score", "eval_reward_key": "score"}),
         (("--reward-key", "score", "--eval-reward-key", "acc"), {"reward_key": "score", "eval_reward_key": "acc"}),
         (("--no-save-optim",), {"no_save_optim": True}),
+        ((), {"over_sampling_batch_size": 16}),
+        (("--over-sampling-batch-size", "24"), {"over_sampling_batch_size": 24}),
+        (
+            ("--apply-chat-template-kwargs", '{"enable_thinking": false}'),
+            {"apply_chat_template_kwargs": {"enable_thinking": False}},
+        ),
         (("--rollout-max-context-len", "100"), {"rollout_max_prompt_len": 99}),
         (("--rollout-max-context-len", "100", "--rollout-max-prompt-len", "9"), {"rollout_max_prompt_len": 9}),
     ],
@@ -225,5 +239,8 @@ def test_values_are_slimes(flags: tuple[str, ...], expected: dict[str, Any]) -> 
 
 
 def test_evaluation_sets_are_in_the_args_of_all_functions() -> None:
-    (only,) = slime_args(quickstart(), None).eval_datasets
+    run = quickstart("--apply-chat-template-kwargs", '{"enable_thinking": false}')
+    (only,) = slime_args(run, None).eval_datasets
     assert (only.name, only.path) == ("arithmetic", HELD_OUT)
+    assert only.apply_chat_template_kwargs == {"enable_thinking": False}
+    assert {*SET.split()} - vars(only).keys() == set()
