@@ -19,7 +19,7 @@ from asyncrl.app.trackers import check_trackers
 from asyncrl.app.user_code import UserCode
 from asyncrl.app.user_hooks import StepHooks, step_hooks, user_prompts
 from asyncrl.blocking_calls import UserCalls
-from asyncrl.capacity.layout import check_layout
+from asyncrl.capacity.layout import check_engines, check_layout
 from asyncrl.capacity.machine import MachineFindings, machine_findings, machine_limits, machine_needs
 from asyncrl.compat import BlockingEval, SlimeArgs
 from asyncrl.compat.slime_args import slime_args
@@ -221,6 +221,8 @@ def check_model(run: RunConfig) -> CheckedModel:
     shape = overridden(shape_of(config), run.shape)
     refuse(otherwise(config, shape, run.foreign))
     check_layout(shape, run.parallel, run.cluster.device)
+    if run.cluster.device != "cpu":  # there an engine is one process
+        check_engines(shape, run.cluster.rollout_num_gpus_per_engine, run.sglang)
     check_served(run.model.hf_checkpoint, shape, run.cluster.device)
     server_flags = _server_flags(run, config, shape)
     refuse(_too_long(run, shape, _given_context(server_flags)) + _routing_replay(run, shape))

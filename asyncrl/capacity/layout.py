@@ -1,5 +1,8 @@
 """The check that a model can be split as asked.  Imports neither torch nor Megatron: it runs first."""
 
+from collections.abc import Mapping
+
+from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.models.shape import ExpertShape, ModelShape
@@ -11,6 +14,45 @@ MULTIPLE_ON_GPU = 8
 def check_layout(shape: ModelShape, parallel: ParallelConfig, device: str) -> None:
     """Raise ConfigError, with one line for each reason, unless ``shape`` can be split as ``parallel`` asks."""
     refuse(_tensor(shape, parallel) + _pipeline(shape, parallel) + _experts(shape.experts, parallel, device))
+
+
+def check_engines(shape: ModelShape, num_gpus: int, flags: Mapping[str, FlagWords]) -> None:
+    """Raise ConfigError, with one line for each reason, unless SGLang 0.5.16 can split ``shape`` over ``num_gpus``.
+
+    ``num_gpus`` are the GPUs of one engine, ``flags`` the user's ``--sglang-`` flags.  SGLang asserts the same while it
+    builds the model, minutes later.
+    """
+    if flags.keys() & _OTHER_SPLITS:
+        return
+    setting, copies = f"rollout-num-gpus-per-engine {num_gpus}", _attention_copies(flags)
+    if num_gpus % copies:
+        refuse([f"sglang-dp-size {copies} does not divide {setting}"])
+    ranks, given = num_gpus // copies, setting if copies == 1 else f"{setting} with sglang-dp-size {copies}"
+    groups = shape.num_query_groups
+    heads = must(
+        shape.num_heads % ranks == 0, f"{given} does not divide the model's attention heads ({shape.num_heads})"
+    ) or must(
+        shape.latent is not None or groups % ranks == 0 or ranks % groups == 0,
+        f"{given} neither divides the model's KV heads ({groups}) nor is a multiple of them",
+    )
+    refuse(
+        heads
+        + must(
+            shape.experts is not None or copies > 1 or shape.ffn_hidden_size % num_gpus == 0,
+            f"{given} does not divide the model's FFN hidden size ({shape.ffn_hidden_size})",
+        )
+    )
+
+
+_OTHER_SPLITS = frozenset({"attn-cp-size", "attention-context-parallel-size"})
+"""SGLang's flags with which fewer GPUs share the heads, in a way that is not checked."""
+
+
+def _attention_copies(flags: Mapping[str, FlagWords]) -> int:
+    """Return the number of copies of the attention within an engine."""
+    given = flags.get("dp-size", flags.get("data-parallel-size"))
+    is_number = isinstance(given, str) and given.isdecimal()
+    return max(1, int(str(given))) if is_number and "enable-dp-attention" in flags else 1
 
 
 def _tensor(shape: ModelShape, parallel: ParallelConfig) -> list[str]:

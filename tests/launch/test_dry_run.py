@@ -102,6 +102,10 @@ def test_a_folder_without_config_json_is_a_mistake(tmp_path: Path) -> None:
             "--tensor-model-parallel-size 3 --actor-num-gpus-per-node 3",
             r"does not divide the model's attention heads \(32\)",
         ),
+        (
+            "--rollout-num-gpus 3 --rollout-num-gpus-per-engine 3",
+            r"rollout-num-gpus-per-engine 3 does not divide the model's attention heads \(32\)",
+        ),
         ("--sglang-no-such-flag 1", "unknown flag --sglang-no-such-flag"),
         ("--custom-rm-path no_such_module.reward", "no_such_module"),
         ("--max-staleness 0 --update-weights-interval 3", "max-staleness 0 is impossible with"),

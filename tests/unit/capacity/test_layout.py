@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.capacity.layout import check_layout
+from asyncrl.capacity.layout import check_engines, check_layout
 from asyncrl.config.areas.parallel import ParallelConfig, parallel_problems
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import shape_of
@@ -131,3 +131,60 @@ def test_each_contradiction_in_a_layout_is_one_line(parallel: dict[str, Any], nu
 @pytest.mark.parametrize(("size", "given"), [(1, True), (2, True), (1, False)])
 def test_sequence_parallel_may_be_given_explicitly(size: int, given: bool) -> None:
     assert parallel_problems(ParallelConfig(tensor_model_parallel_size=size, sequence_parallel=given), 2) == []
+
+
+ATTENTION = {"enable-dp-attention": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "num_gpus", "flags", "line"),
+    [
+        (DENSE, 3, {}, "rollout-num-gpus-per-engine 3 does not divide the model's attention heads (8)"),
+        (DENSE, 16, {}, "rollout-num-gpus-per-engine 16 does not divide the model's attention heads (8)"),
+        (
+            {**DENSE, "num_attention_heads": 12, "num_key_value_heads": 4},
+            6,
+            {},
+            "rollout-num-gpus-per-engine 6 neither divides the model's KV heads (4) nor is a multiple of them",
+        ),
+        (
+            {**DENSE, "intermediate_size": 44},
+            8,
+            {},
+            "rollout-num-gpus-per-engine 8 does not divide the model's FFN hidden size (44)",
+        ),
+        (MIXTURE, 6, {**ATTENTION, "dp-size": "4"}, "sglang-dp-size 4 does not divide rollout-num-gpus-per-engine 6"),
+        (
+            MIXTURE,
+            6,
+            {**ATTENTION, "data-parallel-size": "2"},
+            "rollout-num-gpus-per-engine 6 with sglang-dp-size 2 does not divide the model's attention heads (8)",
+        ),
+    ],
+)
+def test_engines_that_sglang_cannot_split_are_refused(
+    config: dict[str, Any], num_gpus: int, flags: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_engines(shape_of(config), num_gpus, flags)
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("config", "num_gpus", "flags"),
+    [
+        (DENSE, 1, {}),
+        (DENSE, 8, {}),  # two GPUs have a copy of each KV head
+        (MIXTURE, 6, {**ATTENTION, "dp-size": "6"}),
+        (MIXTURE, 3, {"attn-cp-size": "3"}),
+    ],
+)
+def test_engines_that_sglang_can_split_are_accepted(
+    config: dict[str, Any], num_gpus: int, flags: dict[str, Any]
+) -> None:
+    refused: list[ConfigError] = []
+    try:
+        check_engines(shape_of(config), num_gpus, flags)
+    except ConfigError as error:
+        refused.append(error)
+    assert refused == []
