@@ -97,7 +97,17 @@ def find_origin(checkpoint: CheckpointConfig, ref_load: Path | None) -> Origin |
             return Origin(folder=folder, kind="resume", optimizer=checkpoint.load_optim)
         if folder is not None or is_hugging_face(root):
             return _weights(root, "load")
+        if is_complete(root):  # otherwise the run would start anew, as it does with an empty folder
+            raise ConfigError(f"load {root} is a single checkpoint; give {_folder_and_step(root)}")
     return None if ref_load is None else _weights(ref_load, "ref-load")
+
+
+def _folder_and_step(checkpoint: Path) -> str:
+    """Return the flags that name a single checkpoint."""
+    name = _NAME.fullmatch(checkpoint.name)
+    if name is None:
+        return f"the folder that has it, or ref-load {checkpoint} for its weights alone"
+    return f"load {checkpoint.parent} and ckpt-step {int(name[1])}"
 
 
 def lacks_weights(root: Path) -> bool:

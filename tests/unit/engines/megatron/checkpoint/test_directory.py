@@ -83,6 +83,18 @@ def test_the_first_weights_come_from_where_slime_takes_them(tmp_path: Path) -> N
         find_origin(CheckpointConfig(), tmp_path)
 
 
+def test_a_single_checkpoint_to_resume_from_is_refused_and_does_not_start_the_run_anew(tmp_path: Path) -> None:
+    written(tmp_path, 5)
+    single = written(tmp_path, 10)
+    for reference in (None, hugging_face(tmp_path / "reference")):
+        with pytest.raises(ConfigError) as error:
+            find_origin(CheckpointConfig(load=single), reference)
+        assert str(error.value) == f"load {single} is a single checkpoint; give load {tmp_path} and ckpt-step 10"
+    release = single.rename(tmp_path / "release")
+    with pytest.raises(ConfigError, match=rf"give the folder that has it, or ref-load {release} for its weights alone"):
+        find_origin(CheckpointConfig(load=release), None)
+
+
 def test_a_converted_checkpoint_gives_weights_alone(tmp_path: Path) -> None:
     release = written(tmp_path, 5).rename(tmp_path / "release")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("release\n")
