@@ -13,7 +13,10 @@ from pathlib import Path
 from asyncrl.config import ShapeConfig
 from asyncrl.config.areas.ranges import flag
 
-LAYOUT_FLAGS = ("tensor", "pipeline", "expert")
+LAYOUT_FLAGS = (
+    *("tensor-model-parallel-size", "pipeline-model-parallel-size", "expert-model-parallel-size"),
+    *("expert-tensor-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
+)
 """Flags that are accepted without effect.  Other converters need a layout for a large model, so scripts pass one."""
 TARGET_FLAGS = ("--save", "--output-dir")
 """Flags with which slime's converters name the target.  If one is given, no path may be given without a flag."""
@@ -21,7 +24,8 @@ BARE_MODEL_FLAGS = (
     *("add-qkv-bias", "apply-layernorm-1p", "attention-output-gate", "attention-softmax-in-fp32"),
     *("disable-bias-linear", "group-query-attention", "moe-grouped-gemm", "moe-permute-fusion"),
     *("moe-router-enable-expert-bias", "moe-router-pre-softmax", "moe-shared-expert-gate", "multi-latent-attention"),
-    *("no-masked-softmax-fusion", "no-position-embedding", "no-rope-fusion", "post-mlp-layernorm"),
+    *("no-gradient-accumulation-fusion", "no-masked-softmax-fusion", "no-position-embedding", "no-rope-fusion"),
+    "post-mlp-layernorm",
     *("post-self-attn-layernorm", "qk-layernorm", "rotary-interleaved", "swiglu"),
     *("untie-embeddings-and-output-weights", "use-rope-scaling", "use-rotary-position-embeddings"),
 )
@@ -52,6 +56,7 @@ def parser(description: str | None, argv: Sequence[str]) -> argparse.ArgumentPar
     )
     _add_original(back, is_named=is_named)
     back.add_argument("-f", "--force", action="store_true", help="accepted: an existing TARGET is always replaced")
+    back.add_argument("--chunk-size", type=int, help="accepted, without effect: files have about 4 GiB")
     back.add_argument("--model-name", help="accepted, without effect: config.json names the architecture")
     fsdp = kinds.add_parser("fsdp-to-hf", help="convert an FSDP checkpoint (torch DCP) to Hugging Face format")
     _add_original(fsdp, is_named=is_named)
@@ -63,7 +68,7 @@ def parser(description: str | None, argv: Sequence[str]) -> argparse.ArgumentPar
     )
     for kind in (into, back):
         for name in LAYOUT_FLAGS:
-            kind.add_argument(f"--{name}-model-parallel-size", type=int, help="accepted, without effect")
+            kind.add_argument(f"--{name}", type=int, help="accepted, without effect")
     return root
 
 
@@ -97,3 +102,4 @@ def _add_model_flags(kind: argparse.ArgumentParser) -> None:
         kind.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
     for name in VALUED_MODEL_FLAGS:
         kind.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    kind.add_argument("--spec", nargs=2, help=argparse.SUPPRESS)  # module and function, for GLM-4

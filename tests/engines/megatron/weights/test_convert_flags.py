@@ -55,6 +55,23 @@ def test_a_model_flag_that_contradicts_the_tensors_is_one_line(
 @pytest.mark.parametrize(
     "words",
     [
+        # slime 624b824a, docs/en/examples/deepseek-r1.md; scripts/models/glm4-9B.sh; docs/en/platform_support
+        "to-torch-dist --tensor-model-parallel-size 1 --pipeline-model-parallel-size 8 --expert-tensor-parallel-size 1 "
+        "--expert-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 6 "
+        "--hf-checkpoint A --save B",
+        "to-torch-dist --spec slime_plugins.models.glm4 get_glm_spec --swiglu --hf-checkpoint A --save B",
+        "to-torch-dist --no-gradient-accumulation-fusion --hf-checkpoint A --save B",
+        "to-hf --input-dir A --output-dir B --origin-hf-dir C --chunk-size 1000",
+    ],
+)
+def test_flags_of_slimes_guides_and_models_are_accepted(words: str) -> None:
+    asked = parser(None, words.split()).parse_args(words.split())
+    assert (asked.source, asked.target) == (Path("A"), Path("B"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
         "to-torch-dist A B --vocab-size 128 --pipeline-model-parallel-size 4",
         "to-torch-dist --pipeline-model-parallel-size 4 --hf-checkpoint A --save B --vocab-size 128",
         "to-hf A B --hf-checkpoint C --vocab-size 128",
