@@ -89,6 +89,7 @@ def to_hf(source: Path, target: Path, original: Path, vocab_size: int | None = N
     kept; the default is config.json's vocabulary size.  Raises ConfigError or CheckpointFailed.
     """
     folder = find_weights(source)
+    _check_target(target, folder)
     trained = _trained_shape(folder, original)
     shape = _with_words(trained, vocab_size)
     weights, _ = placed_weights(shape)
@@ -107,6 +108,15 @@ def to_hf(source: Path, target: Path, original: Path, vocab_size: int | None = N
     except OSError as error:
         raise CheckpointFailed(f"{target} cannot be written: {error}") from error
     dist.barrier()
+
+
+def _check_target(target: Path, checkpoint: Path) -> None:
+    """Raise ConfigError if ``target``, which will be deleted and made anew, has more than a model."""
+    is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    if not is_free and not (target / "config.json").is_file():
+        raise ConfigError(f"{target} is not a model that may be replaced: give another folder")
+    if checkpoint.resolve().is_relative_to(target.resolve()):
+        raise ConfigError(f"{target} contains {checkpoint}, which is to be converted: give another folder")
 
 
 def _make_room(folder: Path) -> None:

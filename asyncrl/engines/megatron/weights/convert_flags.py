@@ -55,7 +55,7 @@ def parser(description: str | None, argv: Sequence[str]) -> argparse.ArgumentPar
         "--vocab-size", type=int, metavar="ROWS", help="rows of padded embeddings to keep; default: config.json's"
     )
     _add_original(back, is_named=is_named)
-    back.add_argument("-f", "--force", action="store_true", help="accepted: an existing TARGET is always replaced")
+    back.add_argument("-f", "--force", action="store_true", help="accepted: a model in TARGET is always replaced")
     back.add_argument("--chunk-size", type=int, help="accepted, without effect: files have about 4 GiB")
     back.add_argument("--model-name", help="accepted, without effect: config.json names the architecture")
     fsdp = kinds.add_parser("fsdp-to-hf", help="convert an FSDP checkpoint (torch DCP) to Hugging Face format")

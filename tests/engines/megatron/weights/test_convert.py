@@ -234,6 +234,28 @@ def test_leftovers_of_a_killed_conversion_are_removed_and_a_complete_checkpoint_
         to_torch_dist(checkpoints["llama3"], tmp_path / "saved")
 
 
+def test_a_target_that_is_no_model_is_refused_and_keeps_its_files(
+    tmp_path: Path, checkpoints: Mapping[str, Path]
+) -> None:
+    hf, saved = checkpoints["llama3"], tmp_path / "saved"
+    to_torch_dist(hf, saved)
+    thesis = tmp_path / "mine" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("years")
+    for target in (thesis.parent, thesis):
+        with pytest.raises(ConfigError, match=rf"^{target} is not a model that may be replaced: give another folder$"):
+            to_hf(saved, target, hf)
+    assert thesis.read_text() == "years"
+    for target in (saved, tmp_path):
+        (target / "config.json").touch()  # checkpoints may be in the folder of a model
+        with pytest.raises(ConfigError, match=rf"^{target} contains {saved / 'release'}, which is to be converted"):
+            to_hf(saved, target, hf)
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):
+        to_hf(saved, tmp_path / "empty", hf)
+    assert same_bits(tensors_of(tmp_path / "empty"), tensors_of(hf))
+
+
 def test_damaged_files_are_refused_in_one_line_and_leave_no_target_folder(
     tmp_path: Path, checkpoints: Mapping[str, Path]
 ) -> None:
