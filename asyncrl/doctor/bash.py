@@ -126,9 +126,11 @@ def _command(node: Any, shell: Shell) -> None:
     )
     first = command.words[0].value if command.words else ""
     if first in shell.functions and len(shell.files) < _MOST_FILES:
-        _call(shell.functions[first], command.words[1:], shell)
+        with shell.assigned(environment):
+            _call(shell.functions[first], command.words[1:], shell)
     elif (builtin := _BUILTINS.get(first)) is not None:
-        builtin(node, command, shell)
+        with shell.assigned(environment):  # MODEL_ARGS_ROTARY_BASE=5000000 source qwen3-4B.sh
+            builtin(node, command, shell)
     else:
         if first.startswith("--"):
             text = f"a command begins with {first}: the line before it is a comment, or does not end with a backslash"

@@ -1,7 +1,8 @@
 """The state of a launch script while it is read: variables, arrays and assumptions."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,20 @@ class Shell:
         self.scalars[name] = value
         if name in self.exported:
             self.exported[name] = value
+
+    @contextmanager
+    def assigned(self, values: Mapping[str, Text]) -> Iterator[None]:
+        """Assign variables for one command alone."""
+        before = {name: self.scalars.get(name) for name in values}
+        self.scalars.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    self.scalars.pop(name, None)
+                else:
+                    self.scalars[name] = value
 
     def forget(self, name: str, source: str) -> None:
         """Mark a variable as unknown because ``source`` sets it."""

@@ -47,6 +47,8 @@ for each in a "b c" $N; do show turn "$each"; done
 case "$N" in 1*) show one;; 3*|4*) show three;; *) show rest;; esac
 called() { show "$1" "$@"; }
 called "first one" second
+given() { show "${V:-none}" "$N"; }
+V=2 N=5 given; given
 true && show "and" || show "or"
 [ -z "$N" ] && show never
 [ -z "$N" ] || show always
@@ -146,6 +148,19 @@ def test_files_are_sourced_relative_to_the_script_or_to_a_folder_above_it(tmp_pa
         assert shown(read_script(tmp_path / "scripts" / "run.sh", {})) == [["run", "--from", "m.sh"]]
     (tmp_path / "scripts" / "run.sh").write_text("A=1\n. models/gone.sh\n")
     assert read_script(tmp_path / "scripts" / "run.sh", {}).missing_files == ["run.sh:2: no such file: models/gone.sh"]
+
+
+def test_variables_in_front_of_source_are_set_in_the_file_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.sh").write_text('MODEL_ARGS=(--rotary-base "${ROTARY:-1000000}")\n')
+    code = """
+ROTARY=5000000 source model.sh
+train "${MODEL_ARGS[@]}" "${ROTARY:-unset}"
+ROTARY=3
+ROTARY=4 . model.sh
+train "${MODEL_ARGS[@]}" "${ROTARY:-unset}"
+"""
+    expected = [["train", "--rotary-base", "5000000", "unset"], ["train", "--rotary-base", "4", "3"]]
+    assert shown(read(tmp_path, code)) == expected
 
 
 def test_a_script_that_calls_itself_ends(tmp_path: Path) -> None:
