@@ -243,6 +243,22 @@ def _loop(node: Any, shell: Shell) -> None:
         shell.forget(source(name), f"the loop in line {node.start_point[0] + 1}")
 
 
+def _compound(node: Any, shell: Shell) -> None:
+    """Read ``{ ... }``; the variables that ``(( ... ))`` sets are unknown."""
+    if node.children and node.children[0].type == "((":
+        for name in _computed_names(node):
+            shell.forget(name, " ".join(source(node).split()))
+    else:
+        _children(node, shell)
+
+
+def _computed_names(node: Any) -> list[str]:
+    signs = [child.type for child in node.children if not child.is_named]
+    here = [source(child) for child in node.children if child.type == "variable_name"]
+    is_set = any(re.fullmatch(r"\+\+|--|[-+*/%&|^]?=|(<<|>>)=", sign) for sign in signs)
+    return (here[:1] if is_set else []) + [name for child in node.children for name in _computed_names(child)]
+
+
 def _assignments(node: Any) -> list[Any]:
     here = [node] if node.type == "variable_assignment" else []
     return here + [found for child in node.children for found in _assignments(child)]
@@ -257,6 +273,14 @@ def _list(node: Any, shell: Shell) -> None:
     is_read = value is False if is_or else value is not False and (value or left.type != "test_command")
     if is_read:
         _block([right], shell)
+    elif value is None and _may_matter(right, shell):
+        shell.note(node, f"not read, because the condition is unknown: {' '.join(source(node).split())}")
+
+
+def _may_matter(node: Any, shell: Shell) -> bool:
+    """Whether a statement may change what the training command gets; most others make folders or end the script."""
+    name = node.child_by_field_name("name") if node.type == "command" else None
+    return name is None or source(name) in ("source", ".", *shell.functions)
 
 
 def _case(node: Any, shell: Shell) -> None:
@@ -279,7 +303,7 @@ _STATEMENTS: Mapping[str, Callable[[Any, Shell], None]] = {
     "c_style_for_statement": _loop,
     "case_statement": _case,
     "command": _command,
-    "compound_statement": _children,
+    "compound_statement": _compound,
     "declaration_command": _declaration,
     "do_group": _children,
     "for_statement": _for,

@@ -23,7 +23,7 @@ def holds(node: Any, shell: Shell) -> bool | None:
     """Return whether a condition is true; None if that depends on a command or a file."""
     if node.type == "test_command":
         inner = node.named_children
-        return holds(inner[0], shell) if len(inner) == 1 else None
+        return holds(inner[0], shell) if len(inner) == 1 and not _joins_tests(node) else None
     if node.type == "list":
         return _combined(node, shell)
     if node.type in ("negated_command", "parenthesized_expression") and node.named_children:
@@ -34,6 +34,12 @@ def holds(node: Any, shell: Shell) -> bool | None:
     if node.type == "binary_expression":
         return _binary(node, shell)
     return {"true": True, "false": False}.get(source(node))
+
+
+def _joins_tests(node: Any) -> bool:
+    """Whether ``[ ... ]`` has ``-a`` or ``-o``, around which the grammar finds other operands than bash."""
+    is_join = node.type == "test_operator" and source(node) in ("-a", "-o")
+    return is_join or any(_joins_tests(child) for child in node.children)
 
 
 def _combined(node: Any, shell: Shell) -> bool | None:

@@ -135,6 +135,30 @@ def test_a_condition_on_a_command_counts_as_false_and_is_reported(tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        ("[ -f /data ] && A=2", "not read, because the condition is unknown: [ -f /data ] && A=2"),
+        ("[[ $A =~ ^1 ]] || { A=2; }", "not read, because the condition is unknown: [[ $A =~ ^1 ]] || { A=2; }"),
+        ('if [ "$A" = 1 -o "$A" = 2 ]; then A=2; fi', 'assumed to be false: [ "$A" = 1 -o "$A" = 2 ]'),
+    ],
+)
+def test_an_assignment_that_depends_on_an_unknown_condition_is_reported(code: str, note: str, tmp_path: Path) -> None:
+    shell = read(tmp_path, f'A=1\n{code}\ntrain "$A"')
+    assert shown(shell) == [["train", "1"]]
+    assert [each.text for each in shell.notes] == [note]
+
+
+def test_a_folder_that_is_made_where_it_is_missing_is_not_reported(tmp_path: Path) -> None:
+    assert read(tmp_path, "[ -d /data ] || mkdir /data; [ -d /data ] || exit 1; train").notes == []
+
+
+@pytest.mark.parametrize("code", ["((A++))", "((A += 2))", "(( A = 2 * A ))", "(( B = 1, A = 3 ))"])
+def test_a_variable_that_arithmetic_sets_is_unknown(code: str, tmp_path: Path) -> None:
+    ((train,),) = ([command.words for command in read(tmp_path, f'A=1\n{code}\ntrain "$A"').commands],)
+    assert [word.is_known for word in train] == [True, False]
+
+
 def test_a_variable_that_a_loop_or_printf_sets_is_unknown(tmp_path: Path) -> None:
     code = "for ((i=0; i<3; i++)); do A+=(0); done\nwhile x; do B=1; done\nprintf -v C '%s' x\nrun ${A[@]} $B $C\n"
     assert [word.is_known for word in read(tmp_path, code).commands[-1].words] == [True, False, False, False]
