@@ -92,13 +92,23 @@ def _assignment(node: Any, shell: Shell) -> None:
     name, value = node.named_children[0], node.child_by_field_name("value")
     is_appended = any(child.type == "+=" for child in node.children)
     if name.type == "subscript":
-        shell.forget(source(name.named_children[0]), source(node))
+        _element(node, name, shell, is_appended=is_appended)
     elif value is not None and value.type == "array":
         before = shell.arrays.get(source(name), []) if is_appended else []
         shell.arrays[source(name)] = [*before, *array(value, shell)]
     else:
         found = Text(value="") if value is None else text(value, shell)
         shell.set(source(name), found, is_appended=is_appended)
+
+
+def _element(node: Any, subscript: Any, shell: Shell, *, is_appended: bool) -> None:
+    """Assign one element of an array; without a known number of an element, the whole array is unknown."""
+    name, index = (source(child) for child in subscript.named_children[:2])
+    value, elements = node.child_by_field_name("value"), shell.arrays.get(name)
+    if elements is None or value is None or is_appended or not index.isdecimal() or int(index) > len(elements):
+        shell.forget(name, source(node))
+    else:
+        elements[int(index) : int(index) + 1] = [text(value, shell)]
 
 
 def _declaration(node: Any, shell: Shell) -> None:

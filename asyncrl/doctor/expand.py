@@ -104,7 +104,10 @@ def _expansion(node: Any, shell: Shell, is_quoted: bool) -> Parts:
         value = _value(source(target), shell)
     if not rest:
         return [Part(text=value, is_quoted=is_quoted)]
-    return [Part(text=_modified(value, rest, node, shell), is_quoted=is_quoted)]
+    found = _modified(value, rest, node, shell)
+    if source(rest[0]) in (":=", "=") and target.type == "variable_name":
+        shell.set(source(target), found)
+    return [Part(text=found, is_quoted=is_quoted)]
 
 
 def _modified(value: Text, rest: list[Any], node: Any, shell: Shell) -> Text:
@@ -226,7 +229,7 @@ def _command_output(node: Any, shell: Shell) -> Text | None:
     if name in ("realpath", "readlink"):
         return Text(value=os.path.normpath(shell.script.parent / path))
     return {
-        "dirname": Text(value=os.path.dirname(path) or "."),
+        "dirname": Text(value=os.path.dirname(path.rstrip("/") or "/") or "."),
         "basename": Text(value=Path(path).name),
         "echo": Text(value=" ".join(each.value for each in given[1:])),
     }.get(name)

@@ -47,6 +47,8 @@ for each in a "b c" $N; do show turn "$each"; done
 case "$N" in 1*) show one;; 3*|4*) show three;; *) show rest;; esac
 called() { show "$1" "$@"; }
 called "first one" second
+E=(a b); E[1]="c d"; E[2]=e; show "${E[@]}"
+: "${GPUS:=8}" ${GPUS:=9}; show "$GPUS" "${NODES:=2}" $NODES "$(dirname /a/b/)"
 given() { show "${V:-none}" "$N"; }
 V=2 N=5 given; given
 true && show "and" || show "or"
