@@ -81,7 +81,8 @@ _FEATURES: Mapping[str, Callable[[Mapping[str, Any], ModelShape], bool]] = {
     "no-position-embedding": _always,
     "disable-bias-linear": _always,
     "group-query-attention": lambda _, shape: shape.latent is None,
-    "add-qkv-bias": lambda _, shape: shape.has_qkv_bias,
+    # Megatron's latent attention does not read it, and slime's script for GLM-4.7-Flash gives it.
+    "add-qkv-bias": lambda _, shape: shape.has_qkv_bias or shape.latent is not None,
     "qk-layernorm": lambda _, shape: shape.has_qk_norms or shape.latent is not None,
     "untie-embeddings-and-output-weights": lambda _, shape: not shape.ties_embeddings,
     "multi-latent-attention": lambda _, shape: shape.latent is not None,
@@ -105,6 +106,10 @@ def _of_yarn(key: str) -> Callable[[Mapping[str, Any], ModelShape], Any]:
     return read
 
 
+def _scaling_factor(config: Mapping[str, Any], shape: ModelShape) -> float:
+    return 1.0 if shape.rope.scaling is None else shape.rope.scaling.factor
+
+
 def _shared(config: Mapping[str, Any], shape: ModelShape) -> int | None:
     return shape.experts.num_shared * shape.experts.ffn_hidden_size or None if shape.experts else None
 
@@ -126,7 +131,7 @@ _VALUES: Mapping[str, Callable[[Mapping[str, Any], ModelShape], Any]] = {
     "qk-head-dim": lambda _, shape: shape.latent and shape.latent.plain_dim,
     "qk-pos-emb-head-dim": lambda _, shape: shape.latent and shape.latent.rotary_dim,
     "v-head-dim": lambda _, shape: shape.latent and shape.latent.value_dim,
-    "rotary-scaling-factor": _of_yarn("factor"),
+    "rotary-scaling-factor": _scaling_factor,
     "mscale": _of_yarn("mscale"),
     "mscale-all-dim": _of_yarn("mscale_all_dim"),
 }

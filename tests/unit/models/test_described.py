@@ -79,6 +79,32 @@ def test_a_flag_that_describes_another_model_is_one_line(model: str, name: str, 
     assert found.startswith(line)
 
 
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    **{"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+    **{"rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": False},
+    "rope_scaling": {
+        **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 8192,
+    },
+}
+
+
+def test_slimes_description_of_llama_has_its_scaling_factor() -> None:
+    given: dict[str, FlagWords] = {"use-rope-scaling": True, "rotary-scaling-factor": "8.0"}
+    assert otherwise(LLAMA, shape_of(LLAMA), given) == []
+    (line,) = otherwise(LLAMA, shape_of(LLAMA), {"rotary-scaling-factor": "32.0"})
+    assert line == "--rotary-scaling-factor 32.0: LlamaForCausalLM has 8.0 by its config.json; leave it out"
+    plain = {**LLAMA, "rope_scaling": None}
+    assert otherwise(plain, shape_of(plain), {"rotary-scaling-factor": "1"}) == []
+    assert otherwise(plain, shape_of(plain), {"rotary-scaling-factor": "8"})
+
+
+def test_a_bias_that_latent_attention_does_not_read_is_accepted() -> None:
+    assert lines("deepseek-r1", {"add-qkv-bias": True}) == []  # slime gives it for GLM-4.7-Flash
+
+
 def test_other_activations_are_refused() -> None:
     config = read_config(MODELS / "qwen3-4b")
     (line,) = otherwise({**config, "hidden_act": "gelu"}, shape_of(config), {"swiglu": True})
