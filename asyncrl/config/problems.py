@@ -3,6 +3,7 @@
 ``config.areas`` checks the ranges of single fields.
 """
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -113,8 +114,26 @@ def _checkpoint(model: ModelConfig, *, needs_weights: bool) -> list[str]:
         return [f"hf-checkpoint {folder}: no such folder; give a local folder in Hugging Face format"]
     tokenizer = "tiktoken.model" if (folder / "tiktoken.model").is_file() else "tokenizer.json"
     missing = [name for name in ("config.json", tokenizer) if not (folder / name).is_file()]
-    missing += [] if not needs_weights or any(folder.glob("*.safetensors")) else ["*.safetensors"]
+    if needs_weights:
+        missing += _lost_shards(folder) if any(folder.glob("*.safetensors")) else ["*.safetensors"]
     return must(not missing, f"hf-checkpoint {folder} has no {', no '.join(missing)}")
+
+
+def _lost_shards(folder: Path) -> list[str]:
+    """The first file of weights that the folder's index names and an interrupted download left out, if any."""
+    try:
+        files = json.loads((folder / "model.safetensors.index.json").read_bytes())["weight_map"].values()
+        lost = sorted({name for name in files if not (folder / name).is_file()})
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):  # no index, or one that nothing can be said of
+        return []
+    more = f" ({len(lost)} files of its index are missing)" if len(lost) > 1 else ""
+    return [f"{lost[0]}{more}"] if lost else []
 
 
 def _cluster(cluster: ClusterConfig) -> list[str]:

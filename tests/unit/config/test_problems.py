@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -5,13 +6,31 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config import RolloutConfig, TrainConfig, check_passthrough, derived, flat
+from asyncrl.config import RolloutConfig, TrainConfig, check_passthrough, derived, flat, missing_files
 from asyncrl.errors import ConfigError
 from tests.unit.config.runs import complaints, complete, load, problems
 
 
 def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
     assert problems(load(tmp_path)) == []
+
+
+def test_an_interrupted_download_of_the_model_is_one_line(tmp_path: Path) -> None:
+    run = load(tmp_path)
+    folder = run.model.hf_checkpoint
+    index, names = folder / "model.safetensors.index.json", [f"model-{number}.safetensors" for number in (1, 2, 3)]
+    (folder / names[0]).touch()
+    index.write_text(json.dumps({"weight_map": {f"{name}.weight": name for name in names}}))
+    lost = "model-2.safetensors (2 files of its index are missing)"
+    assert problems(run) == [f"hf-checkpoint {folder} has no {lost}"]
+    assert missing_files(run, needs_weights=False) == []
+    (folder / names[1]).touch()
+    assert problems(run) == [f"hf-checkpoint {folder} has no model-3.safetensors"]
+    (folder / names[2]).touch()
+    assert problems(run) == []
+    for text in ("{}", "[]", "not JSON", '{"weight_map": {"a": 1}}'):
+        index.write_text(text)
+        assert problems(run) == [], text
 
 
 @pytest.mark.parametrize(
