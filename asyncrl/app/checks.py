@@ -225,9 +225,22 @@ def check_model(run: RunConfig) -> CheckedModel:
         check_engines(shape, run.cluster.rollout_num_gpus_per_engine, run.sglang)
     check_served(run.model.hf_checkpoint, shape, run.cluster.device)
     server_flags = _server_flags(run, config, shape)
-    refuse(_too_long(run, shape, _given_context(server_flags)) + _routing_replay(run, shape))
+    context = _given_context(server_flags)
+    refuse(_too_long(run, shape, context) + _routing_replay(run, shape) + _stop_tokens(run, shape.vocab_size))
     check_eval_lengths(run, shape.max_positions)
     return CheckedModel(config=config, shape=shape, server_flags=server_flags)
+
+
+def _stop_tokens(run: RunConfig, vocab_size: int) -> list[str]:
+    """One line for each list of stop tokens with an id that the model cannot write."""
+    shared = run.rollout.rollout_stop_token_ids
+    lists = {f"{each.label}: stop_token_ids": each.stop_token_ids for each in eval_sets(run)}
+    lists = {name: ids for name, ids in lists.items() if ids != shared} | {"rollout-stop-token-ids": shared}
+    return [
+        f"{name} {wrong[0]}: the model's token ids are 0 to {vocab_size - 1}"
+        for name, ids in lists.items()
+        if (wrong := [one for one in ids if not 0 <= one < vocab_size])
+    ]
 
 
 def _routing_replay(run: RunConfig, shape: ModelShape) -> list[str]:

@@ -63,6 +63,10 @@ def test_config_json_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
             "room as well",
         ),
         (
+            ["--rollout-stop-token-ids", "5", "64", "-1"],
+            "rollout-stop-token-ids 64: the model's token ids are 0 to 63",
+        ),
+        (
             ["--eval-max-response-len", "30000"],
             "eval-max-response-len 30000 tokens, the model has 256 positions (max-position-embeddings), "
             "and a prompt must have room as well",
@@ -73,6 +77,15 @@ def test_shapes_that_do_not_fit_are_refused(flags: list[str], line: str) -> None
     with pytest.raises(ConfigError) as error:
         check(quickstart(*flags))
     assert str(error.value) == line
+
+
+def test_stop_tokens_of_a_held_out_set_are_compared_with_the_vocabulary(tmp_path: Path) -> None:
+    sets = tmp_path / "sets.yaml"
+    held_out = QUICKSTART.parent / "quickstart" / "heldout.jsonl"
+    sets.write_text(f"datasets:\n- {{name: sums, path: {held_out}, stop_token_ids: [3, 99]}}\n")
+    with pytest.raises(ConfigError) as error:
+        check(quickstart("--eval-prompt-data", "--eval-config", str(sets), "--rollout-stop-token-ids", "63"))
+    assert str(error.value) == f"{sets}: sums: stop_token_ids 99: the model's token ids are 0 to 63"
 
 
 @pytest.mark.parametrize(("context", "prompts"), [("256", "less"), ("32", "none")])
