@@ -30,7 +30,7 @@ CHECKED_ELSEWHERE = {
 """Blocks that no check here understands, by page and first line, with the reason."""
 PARTS = {
     ("docs/algorithms.md", "def grpo(samples):"): "names of asyncrl.algorithms.advantages",
-    ("docs/guides/tools.md", "episode = environment_program(Guess, turn_rewards=True, temperature=0.8)"): (
+    ("docs/guides/tools.md", "episode = environment_program(Guess, turn_rewards=True, max_new_tokens=256)"): (
         "continues the block before"
     ),
     ("docs/guides/tools.md", 'index = SearchIndex.of_file("corpus.jsonl")'): "the text before it names the module",
