@@ -240,11 +240,12 @@ class Packing:
         num_samples = None if self.num_samples is None else max(1, self.num_samples // 2)
         return replace(self, max_tokens=max(1, self.max_tokens // 2), num_samples=num_samples)
 
-    def share(self, examples: Sequence[Example], rank: int, world_size: int) -> Sequence[Example]:
-        """Select the samples of one rank."""
+    def shares(self, examples: Sequence[Example], world_size: int) -> list[Sequence[Example]]:
+        """Distribute the samples over ranks."""
         if not self.is_balanced:
-            return examples[rank::world_size]
-        return [examples[place] for place in even_parts([e.num_inputs for e in examples], world_size)[rank]]
+            return [examples[rank::world_size] for rank in range(world_size)]
+        parts = even_parts([example.num_inputs for example in examples], world_size)
+        return [[examples[place] for place in places] for places in parts]
 
     def bins(self, examples: Sequence[Example]) -> list[list[Example]]:
         """Group a rank's samples into microbatches."""
@@ -271,7 +272,7 @@ def microbatches(examples: Sequence[Example], rank: int, world_size: int, packin
     Every rank gets the same number of microbatches, at least one, so that the collectives inside a pass match.  Some of
     them may be empty.
     """
-    packed = [packing.bins(packing.share(examples, each, world_size)) for each in range(world_size)]
+    packed = [packing.bins(share) for share in packing.shares(examples, world_size)]
     mine = [_row(each, packing) for each in packed[rank]]
     return mine + [_empty(packing)] * (max(1, *map(len, packed)) - len(mine))
 

@@ -149,7 +149,9 @@ class Learner:
 
     def share(self, update: Update) -> Sequence[Example]:
         """Select the samples of this rank, which the other ranks of its model replica share."""
-        return self._packing.share(update.examples, self._rank, self._num_ranks)
+        shares = self._packing.shares(update.examples, self._num_ranks)
+        mine: Sequence[Example] = shares[self._rank]
+        return mine
 
     @torch.no_grad()
     def rows(self, updates: Sequence[Update], step: MicrobatchStep) -> dict[int, Floats]:

@@ -1,6 +1,9 @@
 """The positions of a sample's tokens in microbatches."""
 
 import random
+from collections import Counter
+from dataclasses import fields
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -105,6 +108,31 @@ def test_ranks_have_equally_many_microbatches_and_each_sample_is_on_one_rank(pac
     ranks = [microbatches(examples, rank, 4, packing) for rank in range(4)]
     assert len({len(rows) for rows in ranks}) == 1
     assert sorted(index for rows in ranks for row in rows for index in row.indices) == list(range(9))
+
+
+class Counting(Example):
+    """An example that counts how often its length is read."""
+
+    reads: ClassVar = Counter[int]()
+
+    @property
+    def num_inputs(self) -> int:
+        self.reads[self.index] += 1
+        return super().num_inputs
+
+
+def counting(example: Example) -> Counting:
+    return Counting(**{each.name: getattr(example, each.name) for each in fields(example)})
+
+
+def test_samples_are_distributed_once_whatever_the_number_of_ranks() -> None:
+    examples = [counting(each) for group in examples_of(random_batch(groups=8)) for each in group]
+    reads = []
+    for ranks in (2, 16):
+        Counting.reads.clear()
+        microbatches(examples, 0, ranks, Packing(max_tokens=20, is_balanced=True))
+        reads.append(Counting.reads[examples[-1].index])
+    assert reads[0] == reads[1]
 
 
 def test_a_rank_without_samples_still_has_a_microbatch() -> None:
