@@ -261,6 +261,7 @@ class Life:
             "kill_on_disk": self._kill_on_disk,
             "die": self._die,
             "scheduler_dies": self._end_scheduler,
+            "machine_vanishes": self._vanish,
             "router_dies": self._end_router,
             "trainer_dies": self._end_trainer,
             "sigterm": self._end_early,
@@ -291,6 +292,12 @@ class Life:
         if engine.is_up and engine.has_scheduler:
             self._weather.count(fault)
             engine.lose_scheduler()
+
+    def _vanish(self, fault: Fault, process: Process) -> None:
+        engine = process.engines[fault.where % len(process.engines)]
+        if engine.is_up:
+            self._weather.count(fault)
+            engine.vanish()
 
     def _end_router(self, fault: Fault, process: Process) -> None:
         if process.router.is_up:

@@ -13,13 +13,15 @@ from typing import Any
 from asyncrl.buffer import Dispatch
 from asyncrl.buffer.journal import Finished
 from asyncrl.buffer.journal.replay import Replay
+from asyncrl.engines.cluster import supervisor
 from asyncrl.engines.megatron.checkpoint import writes
+from asyncrl.engines.weight_sync import round as paused_round
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import PausedRound
 from asyncrl.errors import WeightUpdateFailed
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
-from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.pipeline.sampling.retry import _Answer
 from asyncrl.pipeline.sampling.slots import _Held
 from asyncrl.pipeline.scheduling.ledger import Ledger
 from asyncrl.pipeline.scheduling.recorder import Recorder
@@ -62,12 +64,15 @@ def _double_settle() -> AbstractContextManager[None]:
 def _repeated_tokens() -> AbstractContextManager[None]:
     """A request that is sent again lacks the last token that arrived."""
 
-    def make(continued: Any) -> Any:
-        return lambda self, request, written, attempt, num_routes: continued(
-            self, request, written[:-1], attempt, num_routes
-        )
+    def make(end_attempt: Any) -> Any:
+        def without_last(self: Any) -> Any:
+            reached = end_attempt(self)
+            self._written = self._written[:-1]
+            return reached
 
-    return patched(RetryingEngine, "_continued", make)
+        return without_last
+
+    return patched(_Answer, "end_attempt", make)
 
 
 def _late_deadline() -> AbstractContextManager[None]:
@@ -175,6 +180,13 @@ def _group_without_the_restarted() -> AbstractContextManager[None]:
     return patched(BroadcastUpdater, "_reconnect", make)
 
 
+@contextlib.contextmanager
+def _unnoticed_loss() -> Iterator[None]:
+    """An engine whose machine has vanished is not found dead before Ray reports it."""
+    with patched(supervisor, "MOST_UNREACHED", lambda _: 1_000_000), patched(paused_round, "GONE_S", lambda _: 1e9):
+        yield
+
+
 def _named_too_early() -> AbstractContextManager[None]:
     """A checkpoint is named as the latest before it has its name."""
 
@@ -269,6 +281,7 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "synced after a failed update": _synced_too_early,
     "group kept that cannot form": _kept_group,
     "group kept after a restart": _group_without_the_restarted,
+    "vanished machine not found": _unnoticed_loss,
     "checkpoint named too early": _named_too_early,
     "trained before it is durable": _trained_before_durable,
     "order of batches forgotten": _forgotten_order,

@@ -7,16 +7,19 @@ from functools import partial
 from typing import Any, cast
 
 import orjson
+import pytest
 
+from asyncrl.engines.sglang.client.machine_probes import GONE_AFTER_S
 from asyncrl.event_loop import loop_time
 from asyncrl.sim.faults.world.collective import TRAINER, Collectives
-from asyncrl.sim.faults.world.engine import FRONT_S, SimEngine
-from asyncrl.sim.faults.world.network import Connection, Network
+from asyncrl.sim.faults.world.engine import FRONT_S, REPORTED_S, SimEngine
+from asyncrl.sim.faults.world.network import NO_ROUTE_S, Connection, Network
 from asyncrl.sim.faults.world.plan import Fault, Weather, drawn
 from asyncrl.sim.faults.world.tokens import PROMPT_TOKENS, length_of, token_of
 from tests.virtual_time import run_virtually
 
 GROUP = {"group_name": "weights-0", "world_size": 2}
+BODY = orjson.dumps(GROUP)
 
 
 def engine_of(*, has_direct: bool, faults: Sequence[Fault] = ()) -> tuple[SimEngine, Collectives]:
@@ -203,3 +206,31 @@ def test_a_restarted_engine_is_no_member_of_the_group_of_its_predecessor() -> No
 
 def _note_message(answered: list[str], name: str, status: int, answer: Any) -> None:
     answered.append(f"{name}: {answer['message']}")
+
+
+def test_a_machine_that_vanishes_closes_nothing_until_the_kernel_gives_it_up() -> None:
+    async def main() -> tuple[list[float], float]:
+        loop, died = asyncio.get_running_loop(), asyncio.Event()
+        engine, _ = engine_of(has_direct=True)
+        engine.on_death = died.set
+        network = engine._network  # noqa: SLF001
+        failed: list[float] = []
+
+        async def ask(after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            begun = loop.time()
+            with pytest.raises(OSError):
+                async with network.session({}).request("POST", f"{engine.url}/init_weights_update_group", data=BODY):
+                    pass
+            failed.append(round(loop.time() - begun, 1))
+
+        loop.call_later(1.0, engine.vanish)
+        async with asyncio.TaskGroup() as tasks:
+            for after_s in (0.0, 2.0):
+                tasks.create_task(ask(after_s))
+        await died.wait()
+        return failed, loop.time()
+
+    (failed, reported), _ = run_virtually(main())
+    assert failed == [NO_ROUTE_S, 1.0 + GONE_AFTER_S]
+    assert reported == pytest.approx(1.0 + REPORTED_S)

@@ -23,6 +23,8 @@ from asyncrl.sim.faults.world.violation import Violation
 
 FRONT_S = 5.0
 """Seconds for which SGLang's HTTP process outlives its scheduler."""
+REPORTED_S = 64.0
+"""Seconds after which Ray reports the actors of a machine that has vanished as dead."""
 REFUSED_S, MEETING_S = 1.0, 6.0
 """Seconds after which the plug-in gives up an update group, or a path check, whose store is not served."""
 _BY_FRONT = ("health", "model_info")
@@ -139,6 +141,21 @@ class SimEngine:
             _stop(call)
         self._collectives.leave(self.number)
         asyncio.get_running_loop().call_later(FRONT_S, self._end_front, self._starts)
+
+    def vanish(self) -> None:
+        """Lose the machine: nothing answers any more, and nothing reports it for a while."""
+        self.is_up = self.has_scheduler = False
+        for call in self._calls.values():
+            _stop(call)
+        for left in (self._calls, self._waiting, self._held):
+            left.clear()
+        self._collectives.leave(self.number)
+        self._network.vanish(self.netloc)
+        asyncio.get_running_loop().call_later(REPORTED_S, self._report_death, self._starts)
+
+    def _report_death(self, start: int) -> None:
+        if self._starts == start:
+            self.on_death()
 
     def _if_same(self, act: Callable[[], None], start: int) -> None:
         """Do it if the scheduler that was started then still runs."""

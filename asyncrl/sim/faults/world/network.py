@@ -7,6 +7,7 @@ A path is named by the address of its server.  A partition holds everything back
 """
 
 import asyncio
+import errno
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
@@ -14,11 +15,14 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from asyncrl.engines.sglang.client.machine_probes import GONE_AFTER_S
 from asyncrl.event_loop import loop_time
 from asyncrl.sim.faults.world.plan import Weather
 
 LATENCY_S = 0.002
 """Seconds for which a message is on its way."""
+NO_ROUTE_S = 3.0
+"""Seconds after which the driver's kernel finds no way to a machine that has vanished."""
 Reply = Callable[[int, object], None]
 """Answers a command with a status and a JSON value."""
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -53,10 +57,15 @@ class Network:
         """Connections that are open."""
         self.exchanges = dict[asyncio.Future[tuple[int, bytes]], str]()
         """Commands without an answer so far, with the address of their server."""
+        self.vanished = set[str]()
+        """Addresses on machines that have vanished."""
 
     async def connect(self, make: Callable[[], asyncio.Protocol], netloc: str) -> tuple[Any, asyncio.Protocol]:
-        """Connect to the server at ``netloc``.  Raises ConnectionRefusedError; waits during a partition."""
+        """Connect to the server at ``netloc``.  Raises OSError; waits during a partition."""
         await asyncio.sleep(self.weather.delay_s(netloc) + LATENCY_S)
+        if netloc in self.vanished:
+            await asyncio.sleep(NO_ROUTE_S)
+            raise _no_route()
         host = self.hosts.get(netloc)
         if host is None or not host.is_up:
             raise ConnectionRefusedError(f"nothing listens at {netloc}")
@@ -71,16 +80,29 @@ class Network:
         for connection in [each for each in self.connections if each.netloc == netloc]:
             connection.lose(ConnectionResetError("the peer has died"))
         for exchange in [each for each, where in self.exchanges.items() if where == netloc]:
-            asyncio.get_running_loop().call_later(LATENCY_S, _fail, exchange)
+            asyncio.get_running_loop().call_later(LATENCY_S, _fail, exchange, ConnectionResetError("the peer has died"))
+
+    def vanish(self, netloc: str) -> None:
+        """Lose a server with its machine, which closes no connection: the driver's kernel does so later."""
+        self.vanished.add(netloc)
+        later, gone = asyncio.get_running_loop().call_later, TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+        for connection in [each for each in self.connections if each.netloc == netloc]:
+            later(GONE_AFTER_S, connection.lose, gone)
+        for exchange in [each for each, where in self.exchanges.items() if where == netloc]:
+            later(GONE_AFTER_S, _fail, exchange, gone)
 
     def session(self, headers: Mapping[str, str]) -> Any:
         """Return a client session in the shape of aiohttp's."""
         return Session(self)
 
 
-def _fail(exchange: asyncio.Future[tuple[int, bytes]]) -> None:
+def _fail(exchange: asyncio.Future[tuple[int, bytes]], error: Exception) -> None:
     if not exchange.done():
-        exchange.set_exception(ConnectionResetError("the peer has died"))
+        exchange.set_exception(error)
+
+
+def _no_route() -> OSError:
+    return OSError(errno.EHOSTUNREACH, "No route to host")
 
 
 class Connection(asyncio.Transport):
@@ -250,12 +272,14 @@ class _Exchange:
 
     def _ask(self) -> None:
         host = self._network.hosts.get(self._netloc)
-        if host is None or not host.is_up:
+        if self._netloc in self._network.vanished:
+            asyncio.get_running_loop().call_later(NO_ROUTE_S, _fail, self._answer, _no_route())
+        elif host is None or not host.is_up:
             if not self._answer.done():
                 self._answer.set_exception(ConnectionRefusedError(f"nothing listens at {self._netloc}"))
         elif self._network.weather.take("reset_command", self._netloc):
             host.command(self._method, self._path, self._body, lambda status, answer: None)
-            _fail(self._answer)
+            _fail(self._answer, ConnectionResetError("the peer has died"))
         else:
             host.command(self._method, self._path, self._body, self._reply)
 

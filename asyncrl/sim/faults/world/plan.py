@@ -29,6 +29,7 @@ TRAINER_MOMENTS = ("step_fails", "step_not_finite", "disk_full", "torn_file", "c
 JOURNAL_MOMENTS = ("journal_full", "journal_fails", "journal_stalls")
 PROCESS = ("kill", "kill_on_disk", "sigterm", "clock_jump", "blocked_loop")
 DEATH_OF_TRAINER, SHORTAGE, DEATH_OF_SCHEDULER = "trainer_dies", "memory_runs_out", "scheduler_dies"
+LOSS_OF_MACHINE = "machine_vanishes"
 _ANYWHERE = (
     *PATH_MOMENTS,
     *PATH_PERIODS,
@@ -42,14 +43,14 @@ _ANYWHERE = (
     *PROCESS,
 )
 """Kinds that happen with and without a journal."""
-KINDS = (*_ANYWHERE, DEATH_OF_TRAINER, SHORTAGE, DEATH_OF_SCHEDULER, *JOURNAL_MOMENTS)
+KINDS = (*_ANYWHERE, DEATH_OF_TRAINER, SHORTAGE, DEATH_OF_SCHEDULER, LOSS_OF_MACHINE, *JOURNAL_MOMENTS)
 PERIODS = frozenset((*PATH_PERIODS, *ENGINE_PERIODS, *USER_PERIODS))
 _EVERYWHERE = ("clock_jump", "blocked_loop")
 _LIKE_DEATH = frozenset((*PATH_MOMENTS, *PATH_PERIODS, *ENGINE_MOMENTS, *ENGINE_PERIODS, *_EVERYWHERE))
 """Faults after which an engine that lives may be ended: it is silent, its path is cut, or all seem to be."""
 SURVIVED = frozenset(
     (
-        *("die", DEATH_OF_SCHEDULER, "router_dies", "kill", "kill_on_disk", "sigterm"),
+        *("die", DEATH_OF_SCHEDULER, LOSS_OF_MACHINE, "router_dies", "kill", "kill_on_disk", "sigterm"),
         *("delay", "duplicate_command", "duplicate_bytes", *JOURNAL_MOMENTS),
     )
 )
@@ -141,7 +142,8 @@ def drawn(seed: int) -> tuple[Setting, tuple[Fault, ...]]:
         faults = (*faults, *_faults_of_journal(of_journal, len(faults)))
     faults = (*faults, *_deaths_of_trainer(random.Random(f"trainer of {seed}"), len(faults)))
     faults = (*faults, *_shortages(random.Random(f"memory of {seed}"), len(faults)))
-    return setting, (*faults, *_deaths_of_schedulers(random.Random(f"schedulers of {seed}"), len(faults)))
+    faults = (*faults, *_deaths_of_schedulers(random.Random(f"schedulers of {seed}"), len(faults)))
+    return setting, (*faults, *_losses_of_machines(random.Random(f"machines of {seed}"), len(faults)))
 
 
 def _setting(rng: random.Random, of_journal: random.Random) -> Setting:
@@ -254,6 +256,21 @@ def _deaths_of_schedulers(rng: random.Random, first: int) -> tuple[Fault, ...]:
             amount=0.0,
         )
         for number in range(first, first + rng.choice((0, 0, 0, 0, 1, 2, 3)))
+    )
+
+
+def _losses_of_machines(rng: random.Random, first: int) -> tuple[Fault, ...]:
+    """Draw the loss of an engine's machine for every fifth life."""
+    window = rng.choice((1.0, 6.0, 20.0))
+    return tuple(
+        Fault(
+            number=number,
+            kind=LOSS_OF_MACHINE,
+            at=round(rng.random() * window, 3),
+            where=rng.randrange(4),
+            amount=0.0,
+        )
+        for number in range(first, first + rng.choice((0, 0, 0, 0, 0, 0, 0, 0, 1, 2)))
     )
 
 
