@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.compat.slime_types import SlimeArgs
+from asyncrl.compat.slime_types import EvalDatasetArgs, SlimeArgs
 from asyncrl.config import RunConfig
 from asyncrl.config.derived import filled_in, reward_key
 from asyncrl.config.eval_sets import EvalSet, eval_sets
@@ -176,22 +176,19 @@ def _sizes(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def eval_dataset(each: EvalSet) -> SlimeArgs:
-    """Return a set with the attributes of slime's EvalDatasetConfig."""
-    keys = {
-        "input_key": each.data.input_key,
-        "label_key": each.data.label_key,
-        "tool_key": each.data.tool_key,
-        "metadata_key": each.data.metadata_key,
-    }
-    return SlimeArgs(
+def eval_dataset(each: EvalSet) -> EvalDatasetArgs:
+    """Return a set with the attributes and methods of slime's EvalDatasetConfig, and with its other settings."""
+    return EvalDatasetArgs(
         **dict.fromkeys(_NOT_OF_SETS),
-        **keys,
         name=each.name,
         path=str(each.path),
-        cache_key=(each.name, str(each.path), *keys.values()),
         rm_type=each.reward.rm_type,
         custom_rm_path=each.reward.custom_rm_path,
+        reward_key=each.reward.reward_key,
+        input_key=each.data.input_key,
+        label_key=each.data.label_key,
+        tool_key=each.data.tool_key,
+        metadata_key=each.data.metadata_key,
         apply_chat_template=each.data.apply_chat_template,
         apply_chat_template_kwargs=each.data.template_variables,
         n_samples_per_eval_prompt=each.n_samples_per_eval_prompt,
@@ -199,10 +196,12 @@ def eval_dataset(each: EvalSet) -> SlimeArgs:
         top_p=each.top_p,
         top_k=each.top_k,
         max_response_len=each.max_response_len,
+        max_prompt_len=each.max_prompt_len,
         min_new_tokens=each.min_new_tokens or None,
         repetition_penalty=each.repetition_penalty,
         stop=list(each.stop) or None,
         stop_token_ids=list(each.stop_token_ids) or None,
+        pass_threshold=each.pass_threshold,
         metadata_overrides=dict(each.metadata),
     )
 

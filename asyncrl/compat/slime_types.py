@@ -2,9 +2,24 @@
 
 from argparse import Namespace
 from dataclasses import dataclass
+from typing import Any
 
 SlimeArgs = Namespace
 """The value of every flag, as attributes named with underscores; ``slime_args`` makes that of a run."""
+
+
+class EvalDatasetArgs(Namespace):
+    """slime's EvalDatasetConfig: the settings of a set of held-out prompts, as attributes."""
+
+    @property
+    def cache_key(self) -> tuple[Any, ...]:
+        """The settings that decide which prompts there are, as in slime."""
+        return self.name, self.path, self.input_key, self.label_key, self.tool_key, self.metadata_key
+
+    def inject_metadata(self, sample_metadata: Any) -> dict[str, Any]:
+        """Return a row's metadata with the entries that the set replaces: its reward type, and its overrides."""
+        found = sample_metadata if isinstance(sample_metadata, dict) else {}
+        return {**found, **self.metadata_overrides}
 
 
 @dataclass(slots=True)

@@ -1,13 +1,16 @@
 """Every user function of slime's shape gets the same ``args``, which hold what slime's hold."""
 
 import importlib
+import pickle
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncrl.app.checks import Checked, check
+from asyncrl.compat import provide_slime
 from asyncrl.compat.slime_args import slime_args
 from asyncrl.types import Batch
 from tests.unit.app.test_checks import QUICKSTART, quickstart
@@ -243,4 +246,31 @@ def test_evaluation_sets_are_in_the_args_of_all_functions() -> None:
     (only,) = slime_args(run, None).eval_datasets
     assert (only.name, only.path) == ("arithmetic", HELD_OUT)
     assert only.apply_chat_template_kwargs == {"enable_thinking": False}
-    assert {*SET.split()} - vars(only).keys() == set()
+    assert [name for name in SET.split() if not hasattr(only, name)] == []
+
+
+def test_an_evaluation_set_has_all_that_slimes_has(tmp_path: Path) -> None:
+    file = tmp_path / "sets.toml"
+    file.write_text(f"""
+[[eval.datasets]]
+name = "named"
+path = "{HELD_OUT}"
+rm_type = "math"
+metadata_overrides = {{source = "here"}}
+[[eval.datasets]]
+name = "plain"
+path = "{HELD_OUT}"
+tool_key = "mine"
+""")
+    run = quickstart("--eval-prompt-data", "--eval-config", str(file))
+    named, plain = pickle.loads(pickle.dumps(slime_args(run, None))).eval_datasets
+    provide_slime()
+    slimes = importlib.import_module("slime.utils.eval_config").EvalDatasetConfig
+    for each in (named, plain):
+        assert [field.name for field in fields(slimes) if not hasattr(each, field.name)] == []
+    assert plain.tool_key == "mine"
+    assert plain.cache_key == ("plain", HELD_OUT, "prompt", "label", "mine", "metadata")
+    row = {"rm_type": "exact", "source": "there", "other": 1}
+    assert named.inject_metadata(row) == {"rm_type": "math", "source": "here", "other": 1}
+    assert plain.inject_metadata(row) == row, "the row's reward wins over the run's"
+    assert plain.inject_metadata(None) == {}
