@@ -256,7 +256,10 @@ class PickFn(Protocol):
 
 
 class HeldOutPass(Protocol):
-    """One evaluation pass, as a user's evaluation function sees it."""
+    """One evaluation pass, as a user's evaluation function sees it.
+
+    Calls that are not over when the function ends are cancelled, and later ones raise RuntimeError.
+    """
 
     @property
     def weights(self) -> Weights:

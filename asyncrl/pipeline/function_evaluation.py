@@ -3,15 +3,15 @@
 consumes      held-out prompts, which the function may answer through the run's engines
 produces      one EvalReport per pass
 waits for     the function, at most ``timeout_s``
-unblocked by  the function that returns
+unblocked by  the function that returns; its calls that are not over then are cancelled
 on cancel     a function written with ``async def`` is cancelled; a thread is left alone
 on failure    the pass has no numbers; training continues
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from asyncrl.episodes import Trajectory
@@ -38,26 +38,58 @@ class EvalPass:
         self._answers = AnswerPass(slots, serving.now, timeline)
         self._episodes: dict[tuple[str, int, int, int], tuple[Trajectory, ...]] = {}
         """The samples of each answer that an episode made."""
+        self._calling = set[asyncio.Task[Any]]()
+        """The tasks within a call of ``generate`` or ``score``."""
+        self._has_left = asyncio.Event()
+        self._is_over = False
 
-    def running(self) -> AbstractAsyncContextManager[object]:
-        """Return the context in which the function runs; its end cancels open episodes."""
-        return self._answers.running()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Return the context in which the function runs; its end cancels open episodes, and calls that are not over.
+
+        ``asyncio.gather`` leaves the other calls alone if one of them raises.  They would hold slots for ever more
+        passes, or request tokens while the trainer has the GPUs.
+        """
+        async with self._answers.running():
+            try:
+                yield
+            finally:
+                self._is_over = True
+                for task in self._calling:
+                    task.cancel()
+                while self._calling:
+                    self._has_left.clear()
+                    await self._has_left.wait()
 
     async def generate(self, name: str, prompt: Prompt, index: int = 0) -> Sample:
         """See ``HeldOutPass.generate``.  An episode with several samples returns the first."""
-        each = self._sets[name]
-        await self._answers.admit(each)
-        if each.sampler.episodes is None:
-            return await self._answers.generate(each, prompt, index)
-        made = await self._answers.trajectories(each, prompt, index)
-        self._episodes[_key(name, prompt, index)] = made
-        return made[0].sample
+        with self._call():
+            each = self._sets[name]
+            await self._answers.admit(each)
+            if each.sampler.episodes is None:
+                return await self._answers.generate(each, prompt, index)
+            made = await self._answers.trajectories(each, prompt, index)
+            self._episodes[_key(name, prompt, index)] = made
+            return made[0].sample
 
     async def score(self, name: str, prompt: Prompt, sample: Sample) -> float:
         """See ``HeldOutPass.score``.  The reward of an episode is the mean over its samples."""
-        each, made = self._sets[name], self._episodes.get(_key(name, prompt, sample.index))
-        scored = each.sampler.score(prompt, sample) if made is None else mean_scored(each, prompt, made)
-        return (await scored).reward
+        with self._call():
+            each, made = self._sets[name], self._episodes.get(_key(name, prompt, sample.index))
+            scored = each.sampler.score(prompt, sample) if made is None else mean_scored(each, prompt, made)
+            return (await scored).reward
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        if self._is_over or task is None:
+            raise RuntimeError("the evaluation is over")
+        self._calling.add(task)
+        try:
+            yield
+        finally:
+            self._calling.discard(task)
+            self._has_left.set()
 
 
 def _key(name: str, prompt: Prompt, index: int) -> tuple[str, int, int, int]:

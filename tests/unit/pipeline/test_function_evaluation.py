@@ -90,6 +90,43 @@ def test_a_function_holds_at_most_half_of_the_slots() -> None:
     assert most == 8
 
 
+async def gathers(evaluation: HeldOutPass) -> Any:
+    """Fail in one of many answers; ``gather`` lets the others run."""
+
+    async def one(row: int) -> float:
+        prompt = evaluation.prompts["b"][row]
+        sample = await evaluation.generate("b", prompt)
+        if row == 0:
+            raise ValueError("a bug")
+        return await evaluation.score("b", prompt, sample)
+
+    return {"b": await asyncio.gather(*map(one, range(40)))}  # noqa: TID251 (as users write it)
+
+
+@pytest.mark.parametrize("plan", [{}, {"colocate": True, "trains_during_updates": False}])
+def test_no_answer_outlives_the_pass_in_which_it_began(plan: dict[str, Any]) -> None:
+    def lengths(request: Any) -> int:
+        return 1000 if request.request_id.startswith("eval") and "-b-0." not in request.request_id else 8
+
+    world, reports = run(gathers, lengths=lengths, slots=8, train_seconds=0.1, **plan)
+    assert [report.num_samples for report in reports] == [0, 0]
+    assert world.engine.busy == 0
+    assert (world.all_slots.in_use, world.all_slots.free) == (0, 8)
+    assert world.seconds < 5.0, "an answer takes ten seconds"
+
+
+def test_a_call_after_the_end_of_its_pass_is_refused() -> None:
+    kept: list[HeldOutPass] = []
+
+    async def mine(evaluation: HeldOutPass) -> Any:
+        kept.append(evaluation)
+        await kept[0].generate("a", evaluation.prompts["a"][0])
+        return {"a": [1.0]}
+
+    _, reports = run(mine)
+    assert [report.num_samples for report in reports] == [1, 0]
+
+
 async def raises(evaluation: HeldOutPass) -> Any:
     raise SampleFailed("no engine")
 
