@@ -11,6 +11,8 @@ from asyncrl.config.areas import Secret
 from asyncrl.config.command_line import LAST_COUNTS
 from asyncrl.config.flag_status import status_of
 from asyncrl.config.knobs import Knob, knobs, nearest
+from asyncrl.config.passthrough import passed_through
+from asyncrl.config.secret_names import is_secret
 from asyncrl.config.slime.accepted import is_same
 from asyncrl.config.slime.status import FlagStatus, Kind
 from asyncrl.config.slime.table import TABLE
@@ -87,10 +89,15 @@ def translate(program: str, flags: Sequence[Flag]) -> Translation:
 
 def _masked(flag: Flag) -> Flag:
     """Return the flag without its words if they are secret."""
-    knob = knobs().get(flag.name)
-    if knob is None or knob.type is not Secret:
+    if not _is_secret(flag.name):
         return flag
     return replace(flag, values=tuple(replace(value, value=MASK) for value in flag.values))
+
+
+def _is_secret(name: str) -> bool:
+    """Whether the value of a setting, or of a flag of SGLang or its router, is secret."""
+    knob = knobs().get(name)
+    return passed_through(name) is not None and is_secret(name) if knob is None else knob.type is Secret
 
 
 def _last_ones(flags: Sequence[Flag], found: Translation) -> Iterable[Flag]:
@@ -156,7 +163,7 @@ def _setting(flag: Flag, status: FlagStatus, found: Translation) -> Finding:
         written = _foreign(flag) if knob is None else _value(knob, flag.name, words)
     except WrongValue as error:
         return Finding(flag=flag, verdict=Verdict.MISSING, reason=f"the value {error}")
-    if knob is not None and knob.type is Secret:
+    if _is_secret(name):
         found.comments[name] = "secret, and not written; give it to the run in another way (docs/metrics.md)"
     else:
         found.lines[name] = written

@@ -277,6 +277,15 @@ def test_keys_are_in_neither_the_file_nor_the_report(tmp_path: Path) -> None:
     assert report.num_obstacles == 0
 
 
+def test_the_key_of_the_engines_is_written_nowhere(tmp_path: Path) -> None:
+    words = "--sglang-api-key s3cr3t5 --router-api-key s3cr3t6 --sglang-max-prefill-tokens 4096 --label-key label"
+    report = written_script(tmp_path, words)
+    assert "s3cr3t" not in report.toml + written(report)
+    assert "# sglang-api-key = ?  # secret, and not written" in report.toml
+    assert 'sglang-max-prefill-tokens = "4096"' in report.toml
+    assert 'label-key = "label"' in report.toml
+
+
 def test_a_script_without_a_training_command_gives_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
