@@ -27,6 +27,8 @@ from asyncrl.config import RewardConfig, RunConfig, check_passthrough, missing_b
 from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import (
+    critic_load,
+    has_critic,
     longest_sample,
     num_ranks,
     prompt_limit,
@@ -50,7 +52,7 @@ from asyncrl.errors import ConfigError, NotNow
 from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.models.described import otherwise
 from asyncrl.models.overrides import overridden, server_changes
-from asyncrl.models.shape import ModelShape, read_config, shape_of
+from asyncrl.models.shape import ModelShape, read_config, read_shape, shape_of
 from asyncrl.models.sizes import sent_bytes
 from asyncrl.plugins import KEEP, PICK, load_custom, load_plugin, load_source
 from asyncrl.protocols import EvalFn, KeepFn, PickFn, RewardFn
@@ -223,12 +225,38 @@ def check_model(run: RunConfig) -> CheckedModel:
     check_layout(shape, run.parallel, run.cluster.device)
     if run.cluster.device != "cpu":  # there an engine is one process
         check_engines(shape, run.cluster.rollout_num_gpus_per_engine, run.sglang)
+    _check_critic(run, shape)
     check_served(run.model.hf_checkpoint, shape, run.cluster.device)
     server_flags = _server_flags(run, config, shape)
     context = _given_context(server_flags)
     refuse(_too_long(run, shape, context) + _routing_replay(run, shape) + _stop_tokens(run, shape.vocab_size))
     check_eval_lengths(run, shape.max_positions)
     return CheckedModel(config=config, shape=shape, server_flags=server_flags)
+
+
+def _check_critic(run: RunConfig, policy: ModelShape) -> None:
+    """Check that a critic from another folder can be trained and split, with the policy's vocabulary.
+
+    Raises ConfigError.
+    """
+    folder = critic_load(run.train, run.model)
+    is_other = has_critic(run.train) and folder != run.model.hf_checkpoint
+    if not is_other or not (folder / "config.json").is_file():
+        return
+    try:
+        critic = read_shape(folder)
+        check_layout(critic, run.parallel, run.cluster.device)
+    except ConfigError as error:
+        lines = str(error).splitlines()
+        refuse(f"critic-load {folder}: {line.removeprefix('hf-checkpoint: ')}" for line in lines)
+    else:
+        refuse(
+            must(
+                critic.vocab_size == policy.vocab_size,
+                f"critic-load {folder} has a vocabulary size of {critic.vocab_size}, the policy {policy.vocab_size}; "
+                "they must be equal",
+            )
+        )
 
 
 def _stop_tokens(run: RunConfig, vocab_size: int) -> list[str]:

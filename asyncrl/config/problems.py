@@ -38,7 +38,7 @@ def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
         *_checkpoint(run.model, needs_weights=needs_weights),
         *(line for path in files for line in _file("prompt-data", path)),
         *missing_eval_files(run, _file),
-        *_folders(run.train),
+        *_folders(run.train, needs_weights=needs_weights),
         *([] if run.checkpoint.load else missing_batches(run, 0)),
     ]
 
@@ -195,12 +195,14 @@ def _colocation(run: RunConfig) -> list[str]:
     )
 
 
-def _folders(train: TrainConfig) -> list[str]:
+def _folders(train: TrainConfig, *, needs_weights: bool) -> list[str]:
     """One line for each missing folder of the critic's or the reference model's weights."""
-    critic, reference = train.critic_load, train.ref_load
+    critic, reference = train.critic_load if has_critic(train) else None, train.ref_load
+    needed = ["config.json", *(["*.safetensors"] if needs_weights else [])]
+    missing = [] if critic is None else [name for name in needed if not any(critic.glob(name))]
     lines = must(
-        critic is None or not has_critic(train) or (critic / "config.json").is_file(),
-        f"critic-load {critic} has no config.json; give a local folder in Hugging Face format",
+        not missing,
+        f"critic-load {critic} has no {', no '.join(missing)}; give a local folder in Hugging Face format",
     )
     return lines + must(reference is None or reference.is_dir(), f"ref-load {reference}: no such folder")
 

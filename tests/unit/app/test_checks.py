@@ -88,6 +88,32 @@ def test_stop_tokens_of_a_held_out_set_are_compared_with_the_vocabulary(tmp_path
     assert str(error.value) == f"{sets}: sums: stop_token_ids 99: the model's token ids are 0 to 63"
 
 
+@pytest.mark.parametrize(
+    ("changes", "flags", "line"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, [], ": cannot train GemmaForCausalLM; supported: Qwen2ForCausalLM, "),
+        ({"vocab_size": 65}, [], " has a vocabulary size of 65, the policy 64; they must be equal"),
+        (
+            {"num_attention_heads": 3, "num_key_value_heads": 3},
+            ["--tensor-model-parallel-size", "2", "--actor-num-gpus-per-node", "2"],
+            ": tensor-model-parallel-size 2 does not divide the model's attention heads (3)",
+        ),
+    ],
+)
+def test_a_critic_that_cannot_be_trained_is_refused_before_anything_starts(
+    changes: dict[str, Any], flags: list[str], line: str, tmp_path: Path
+) -> None:
+    critic = tmp_path / "critic"
+    shutil.copytree(QUICKSTART.parent / "quickstart" / "model", critic)
+    run = quickstart("--advantage-estimator", "ppo", "--critic-load", str(critic), *flags)
+    assert check_model(run).shape.vocab_size == 64
+    config = json.loads((critic / "config.json").read_text())
+    (critic / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(ConfigError) as error:
+        check_model(run)
+    assert str(error.value).startswith(f"critic-load {critic}{line}")
+
+
 @pytest.mark.parametrize(("context", "prompts"), [("256", "less"), ("32", "none")])
 def test_prompts_without_room_are_left_out(context: str, prompts: str, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"

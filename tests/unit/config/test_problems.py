@@ -123,7 +123,7 @@ def test_an_interrupted_download_of_the_model_is_one_line(tmp_path: Path) -> Non
         ),
         ("--advantage-estimator cispo --eps-clip-c 3", "eps-clip-c with advantage-estimator cispo"),
         ("--critic-lr 1 --lambd 0.9", "lambd, critic-lr with advantage-estimator grpo, which has no critic; give ppo"),
-        ("--advantage-estimator ppo --critic-load /usr", "critic-load /usr has no config.json; give a local folder"),
+        ("--advantage-estimator ppo --critic-load /usr", "critic-load /usr has no config.json, no *.safetensors"),
         (
             "--advantage-estimator ppo --num-critic-only-steps 9 --num-rollout 9",
             "num-critic-only-steps 9 of num-rollout 9: the policy is never trained; give fewer",
