@@ -44,6 +44,8 @@ class ExpertShape:
             )
         if self.scores == "sigmoid" and self.num_chosen < 2:  # Megatron would not rescale a single weight
             raise ConfigError("hf-checkpoint: cannot train with num_experts_per_tok = 1 and sigmoid scores")
+        if self.weights_add_to_one and self.num_chosen < 2:  # Megatron refuses a softmax over a single logit
+            raise ConfigError("hf-checkpoint: cannot train with num_experts_per_tok = 1 and norm_topk_prob = True")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,6 +141,13 @@ def test_null_in_config_json_means_absent(tmp_path: Path) -> None:
         ({**DEEPSEEK, "scoring_func": "softmax"}, "scoring_func = 'softmax', only 'sigmoid'"),
         ({**DEEPSEEK, "num_experts_per_tok": 6}, "num_experts_per_tok = 6 from topk_group = 4 groups"),
         ({**DEEPSEEK, "num_experts_per_tok": 1, "n_group": 1}, "num_experts_per_tok = 1 and sigmoid"),
+        (
+            {
+                **{"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 1},
+                **{"moe_intermediate_size": 16, "norm_topk_prob": True},
+            },
+            "cannot train with num_experts_per_tok = 1 and norm_topk_prob = True",
+        ),
         ({**FLASH, "mlp_layer_types": ["sparse", "dense"]}, "only one entry for each layer, with all dense layers"),
         ({**FLASH, "mlp_layer_types": ["dense"]}, "only one entry for each layer, with all dense layers first"),
         (
