@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from asyncrl.app.resuming.binding import binding
@@ -10,7 +11,15 @@ from asyncrl.config import RunConfig
 from asyncrl.config.derived import has_critic
 from asyncrl.config.resolved import changes, kept
 from asyncrl.data.streaming.stream import PromptStream
-from asyncrl.engines.megatron.checkpoint.directory import Origin, check_model, check_save, find_origin, read_notes
+from asyncrl.engines.megatron.checkpoint.directory import (
+    TRACKER,
+    Origin,
+    check_model,
+    check_save,
+    complete_steps,
+    find_origin,
+    read_notes,
+)
 from asyncrl.errors import ConfigError
 from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.models.overrides import overridden
@@ -90,11 +99,11 @@ def _found(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> Star
         return Start()
     origin = find_origin(run.checkpoint, run.train.ref_load)
     if origin is None:
-        return Start()
+        return Start(changes=_passed_over(run.checkpoint.load))
     notes = _checked_notes(run, origin, shape)
     if origin.kind != "resume":
         logger.info("starting from the weights of %s", origin.folder)
-        return Start(origin=origin)
+        return Start(origin=origin, changes=_passed_over(run.checkpoint.load))
     if notes is None:
         raise ConfigError(
             f"load {origin.folder} has no run.json, so its run cannot be resumed; --ref-load takes its weights alone"
@@ -113,6 +122,17 @@ def _found(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> Star
         )
     logger.info("resuming from %s, step %d", origin.folder, start.step)
     return replace(start, changes=_changes(notes["run"].get("settings"), run))
+
+
+def _passed_over(load: Path | None) -> tuple[str, ...]:
+    """One line if a new run starts although ``load`` has checkpoints, because no file names the newest."""
+    steps = [] if load is None or (load / TRACKER).exists() else complete_steps(load)
+    if not steps:
+        return ()
+    return (
+        f"load {load} has a checkpoint of step {steps[-1]}, which is not used: {TRACKER} is missing; to resume from "
+        f"it, give ckpt-step {steps[-1]}",
+    )
 
 
 def _with_journal(run: RunConfig, prompts: ResumablePrompts, start: Start) -> Start:

@@ -335,3 +335,20 @@ def test_a_journal_that_ckpt_step_leaves_aside_is_named(configured: Callable[...
     assert not any(line in each for each in find_start(run, source, SHAPE).changes)
     (tmp_path / "saved" / "journal").mkdir()
     assert find_start(run, source, SHAPE).changes[-1] == f"the journal in {tmp_path / 'saved' / 'journal'} {line}"
+
+
+@pytest.mark.parametrize("reference", [[], ["--ref-load", str(MODEL)]])
+def test_checkpoints_without_the_file_that_names_the_newest_are_mentioned(
+    tmp_path: Path, configured: Callable[..., RunConfig], reference: list[str]
+) -> None:
+    assert find_start(configured(*reference), prompts(), SHAPE).changes == ()
+    (saved(tmp_path).parent / "latest_checkpointed_iteration.txt").unlink()
+    start = find_start(configured(*reference), prompts(), SHAPE)
+    assert (start.step, start.changes) == (
+        0,
+        (
+            f"load {tmp_path / 'saved'} has a checkpoint of step 2, which is not used: "
+            "latest_checkpointed_iteration.txt is missing; to resume from it, give ckpt-step 2",
+        ),
+    )
+    assert find_start(configured("--ckpt-step", "2"), prompts(), SHAPE).step == 2
