@@ -27,7 +27,7 @@ from asyncrl.sim.faults.history import History
 from asyncrl.sim.faults.journal import SlowDisk
 from asyncrl.sim.faults.loop import Killed, LifeLoop, run_life
 from asyncrl.sim.faults.process import Found, Process, notes_of
-from asyncrl.sim.faults.world.plan import CALM_S, SURVIVED, Fault, Setting, Weather
+from asyncrl.sim.faults.world.plan import CALM_S, Fault, Setting, Weather, is_survived
 from asyncrl.sim.faults.world.trainer import read_step
 from asyncrl.sim.faults.world.users import Prompts
 from asyncrl.sim.faults.world.violation import Violation
@@ -134,7 +134,9 @@ class Life:
     def _may_fail(self, process: Process) -> bool:
         """Return whether a process may have ended with an error: before the calm, and by a fault that may end a run."""
         is_training = process.early_end.is_possible
-        return self._began_s < CALM_S and not (is_training and self._weather.happened.keys() <= SURVIVED)
+        return self._began_s < CALM_S and not (
+            is_training and is_survived(self._setting, self._weather.happened.keys())
+        )
 
     def _check_saved(self, process: Process, end: str) -> None:
         """Check that a run which ended well has left the checkpoint that it promised."""

@@ -187,6 +187,18 @@ def _unnoticed_loss() -> Iterator[None]:
         yield
 
 
+def _group_of_the_dead_trainer() -> AbstractContextManager[None]:
+    """The group is kept when the trainer was restarted, whose new rank 0 is no member."""
+
+    def make(_: Any) -> Any:
+        def restarted(self: Any, address: str) -> None:
+            self._is_sending = self._has_snapshot = False
+
+        return restarted
+
+    return patched(BroadcastUpdater, "trainer_restarted", make)
+
+
 def _named_too_early() -> AbstractContextManager[None]:
     """A checkpoint is named as the latest before it has its name."""
 
@@ -282,6 +294,7 @@ PLANTED: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "group kept that cannot form": _kept_group,
     "group kept after a restart": _group_without_the_restarted,
     "vanished machine not found": _unnoticed_loss,
+    "group of a dead trainer kept": _group_of_the_dead_trainer,
     "checkpoint named too early": _named_too_early,
     "trained before it is durable": _trained_before_durable,
     "order of batches forgotten": _forgotten_order,

@@ -6,7 +6,7 @@ A fault of a *period* begins at its time.  A fault is counted once it has had an
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,7 +48,7 @@ PERIODS = frozenset((*PATH_PERIODS, *ENGINE_PERIODS, *USER_PERIODS))
 _EVERYWHERE = ("clock_jump", "blocked_loop")
 _LIKE_DEATH = frozenset((*PATH_MOMENTS, *PATH_PERIODS, *ENGINE_MOMENTS, *ENGINE_PERIODS, *_EVERYWHERE))
 """Faults after which an engine that lives may be ended: it is silent, its path is cut, or all seem to be."""
-SURVIVED = frozenset(
+_SURVIVED = frozenset(
     (
         *("die", DEATH_OF_SCHEDULER, LOSS_OF_MACHINE, "router_dies", "kill", "kill_on_disk", "sigterm"),
         *("delay", "duplicate_command", "duplicate_bytes", *JOURNAL_MOMENTS),
@@ -272,6 +272,15 @@ def _losses_of_machines(rng: random.Random, first: int) -> tuple[Fault, ...]:
         )
         for number in range(first, first + rng.choice((0, 0, 0, 0, 0, 0, 0, 0, 1, 2)))
     )
+
+
+def is_survived(setting: Setting, kinds: Set[str]) -> bool:
+    """Return whether faults of only these kinds end no run with an error once it trains.
+
+    With a good journal, the trainer starts again more often than it dies in a life.
+    """
+    has_good_journal = setting.has_journal and kinds.isdisjoint(JOURNAL_MOMENTS)
+    return kinds <= (_SURVIVED | {DEATH_OF_TRAINER} if has_good_journal else _SURVIVED)
 
 
 class Weather:
