@@ -385,6 +385,8 @@ class EngineProcess:
         self._http = http
         self._died = asyncio.Event()
         engine.on_death = self._died.set
+        if not engine.is_up:  # it has died before anybody watched it
+            self._died.set()
 
     async def watch(self) -> None:
         """Run until cancelled.  Raises ServerFailed once the process has ended."""
