@@ -218,10 +218,10 @@ class Life:
         return end
 
     def _close(self, process: Process) -> None:
-        self._before_s += self._loop.time()
         for step, saved in process.witness.saved.items():
             self._saved[step].append(saved)
         self._loop.drop()
+        self._before_s += self._loop.time()
         if (journal := process.journal) is not None:
             journal.end()
             try:
@@ -238,7 +238,7 @@ class Life:
     # ---- faults
 
     def _now(self) -> float:
-        return self._before_s + self._loop.time()
+        return self._before_s + (0.0 if self._loop.is_closed() else self._loop.time())
 
     def _schedule(self, process: Process) -> None:
         """Set the timers of the faults that are still to come."""

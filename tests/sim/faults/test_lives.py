@@ -157,6 +157,13 @@ def test_a_life_is_the_same_in_every_process() -> None:
     assert "train step" in traces[0].stdout
 
 
+def test_the_times_of_a_trace_rise(scratch: Path) -> None:
+    outcome = live(*drawn(3034), scratch, is_traced=True)
+    times = [float(line.split()[0]) for line in outcome.lines]
+    assert outcome.num_processes > 1
+    assert times == sorted(times)
+
+
 def test_the_command_shows_the_seed_of_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--lives", "3", "--seed", "0"]) == 0
     with PLANTED["lost wake-up of admission"]():
