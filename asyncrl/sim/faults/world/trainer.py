@@ -169,10 +169,12 @@ class SimTrainer:
             raise WeightUpdateFailed(f"no collective within {timeout_s:g} s") from error
 
     async def _turn(self) -> None:
-        """Wait until rank 0's second thread is free."""
+        """Wait until rank 0's second thread is free.  Raises TrainerFailed if the rank has died meanwhile."""
         await asyncio.sleep(0.001)
         while self._joining is not None and not self._joining.done():
             await asyncio.wait([self._joining])
+        if self._is_dead:  # this call ends one turn of the loop later
+            raise TrainerFailed("trainer rank 0: it has died")
 
     async def _join(self, name: str, size: int) -> None:
         loop = asyncio.get_running_loop()
