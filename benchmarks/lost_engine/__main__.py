@@ -4,25 +4,29 @@
     uv run python -m benchmarks.lost_engine --kill pause                death of an engine at the start of an update
     uv run python -m benchmarks.lost_engine --kill update               death of an engine within a broadcast
     uv run python -m benchmarks.lost_engine --kill hang                 an engine that stops without dying
+    sudo .venv/bin/python -m benchmarks.lost_engine --kill machine --device cpu --model tiny    a machine that vanishes
     uv run python -m benchmarks.lost_engine --device cpu --model tiny --groups 4 --group-size 4 --longest 32
 
 Starts train_async.py as a user would, on random weights and prompts.  After some steps it kills one of SGLang's
-processes (SIGKILL), at any moment or within a weight update, or stops it for good (SIGSTOP).  It waits until the engine
-is back, and for some more steps; asks every engine for its version; and ends the run (SIGTERM).  Prints a table and
+processes (SIGKILL), at any moment or within a weight update, or stops it for good (SIGSTOP), or takes its machine from
+the network until the engine is lost and two steps are trained.  It waits until the engine is back, and for some more
+steps; asks every engine for its version; and ends the run (SIGTERM).  Prints a table and
 writes it to --out, with the run's log and metrics.  Exit codes: 0, 1 a check does not hold, 2 the options are wrong.
 """
 
 import argparse
+import contextlib
 import math
 import signal
 import sys
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
 
 import orjson
+import psutil
 
 from benchmarks.common.background_run import BackgroundRun, leave_in_order, show
 from benchmarks.common.circumstances import circumstances
@@ -30,6 +34,7 @@ from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.common.endless_run import accounts, add_options, command
 from benchmarks.lost_engine import dies_in_update
+from benchmarks.lost_engine.two_machines import TwoMachines
 
 KEY = "key-of-the-benchmark"
 """The key of the engines, which the benchmark asks for their weight version."""
@@ -40,6 +45,8 @@ WITHIN_AN_UPDATE = get_args(dies_in_update.Moment)
 """Moments of a weight update at which the scheduler kills itself: when asked to pause, or to receive weights."""
 HANG = "hang"
 """Stop the scheduler without ending it."""
+MACHINE = "machine"
+"""Take the machine of an engine from the network."""
 HANG_S = {"control-timeout-s": 20.0, "request-timeout-s": 30.0}
 """Deadlines for ``hang``, in seconds: the next weight update detects the engine, or else a liveness probe."""
 
@@ -61,15 +68,24 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
     armed.unlink(missing_ok=True)
     is_within = asked.kill in WITHIN_AN_UPDATE
     plugin = dies_in_update.environment(asked.out / "plugin", armed, asked.kill) if is_within else {}
-    with BackgroundRun(command, asked.out, asked.deadline_s, plugin) as run:
+    with contextlib.ExitStack() as blocks:
+        machines = None
+        if asked.kill == MACHINE:
+            machines = blocks.enter_context(TwoMachines(asked.trainer_gpus + asked.engine_gpus - 1))
+            plugin |= machines.environment
+        run = blocks.enter_context(BackgroundRun(command, asked.out, asked.deadline_s, plugin))
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
-        _kill(run, asked.kill, armed)
         killed_after, killed_at = len(run.rows()), _now()
+        if machines is None:
+            _kill(run, asked.kill, armed)
+        else:
+            _lose(machines, run)
         run.wait("the engine was back", lambda: any("is back" in line for line in run.log()))
         back_at, back_after = _now(), len(run.rows())
         run.wait(f"{asked.steps} steps more", lambda: len(run.rows()) >= back_after + asked.steps)
         rows = run.rows()
-        served = {url: _version(url) for url in _urls(run)}
+        servers = run.processes(VICTIMS["server"]) if machines is None else machines.processes(VICTIMS["server"])
+        served = {url: _version(url) for url in _urls(servers)}
         code = run.end()
     told = found(rows, killed_after, back_after, served)
     told |= {"engine away, s": round((back_at - killed_at).total_seconds(), 1), EXIT_CODE: code}
@@ -87,6 +103,15 @@ def _kill(run: BackgroundRun, what: str, armed: Path) -> None:
         run.processes(VICTIMS[what])[0].kill()
 
 
+def _lose(machines: TwoMachines, run: BackgroundRun) -> None:
+    """Take the other machine away, and give it back once the run has trained two steps without it."""
+    machines.vanish()
+    run.wait("the loss was noticed", lambda: any("restarting it" in line for line in run.log()))
+    noticed_after = len(run.rows())
+    run.wait("two steps without the machine", lambda: len(run.rows()) >= noticed_after + 2)
+    machines.come_back()
+
+
 def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, str]) -> dict[str, Any]:
     """Figures of the steps before the kill, until the engine was back, and after.
 
@@ -99,6 +124,7 @@ def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, 
         for name, steps in phases.items()
         if steps
     }
+    told["longest step after the loss, s"] = round(max(row["time/step_s"] for row in rows[killed:]), 1)
     told_of_accounts, are_held = accounts(rows)
     version = rows[-1]["version"]
     told |= told_of_accounts
@@ -121,10 +147,10 @@ def _flags(asked: argparse.Namespace) -> dict[str, object]:
     return flags | HANG_S if asked.kill == HANG else flags
 
 
-def _urls(run: BackgroundRun) -> list[str]:
+def _urls(servers: Iterable[psutil.Process]) -> list[str]:
     """The URLs of the engines that run now."""
     found = []
-    for process in run.processes(VICTIMS["server"]):
+    for process in servers:
         words = process.cmdline()
         found.append(f"http://{words[words.index('--host') + 1]}:{words[words.index('--port') + 1]}")
     return sorted(set(found))
@@ -145,9 +171,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add_options(parser, "lost_engine")
     add_option(parser, "--engine-gpus", int, "engines, one GPU each; on a CPU, processes", 2)
     add_option(parser, "--steps", int, "steps before the kill, and steps after the engine is back", 5)
-    victims = (*VICTIMS, *WITHIN_AN_UPDATE, HANG)
-    add_option(parser, "--kill", str, "process to kill, moment of its death, or hang", "server", choices=victims)
+    victims = (*VICTIMS, *WITHIN_AN_UPDATE, HANG, MACHINE)
+    about = "process to kill, moment of its death, hang, or machine"
+    add_option(parser, "--kill", str, about, "server", choices=victims)
     asked = parser.parse_args(argv)
+    if asked.kill == MACHINE and asked.device != "cpu":
+        parser.error("--kill machine needs --device cpu: both machines are this one, and would share its GPUs")
     asked.out = asked.out.absolute()
     return asked
 
