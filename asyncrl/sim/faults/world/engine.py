@@ -34,7 +34,7 @@ _BY_FRONT = ("health", "model_info")
 class _Call:
     """A request that the engine answers."""
 
-    __slots__ = ("before", "connection", "left", "limit", "paid_s", "pending", "place", "rid", "seed", "sent", "timer")
+    __slots__ = ("before", "connection", "left", "limit", "pending", "place", "rid", "seed", "sent", "timer")
 
     def __init__(self, connection: Connection, body: dict[str, Any], longest: int) -> None:
         ids, sampling = body["input_ids"], body["sampling_params"]
@@ -48,7 +48,6 @@ class _Call:
         self.sent = 0
         self.pending = list[tuple[float, int, int, str]]()
         """Log-prob, token, step and label of tokens that are not sent yet."""
-        self.paid_s = 0.0
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -347,8 +346,7 @@ class SimEngine:
         """Set the timer of the call's next event."""
         _stop(call)
         size = min(self._setting.chunk, call.left, call.limit) - len(call.pending)
-        wait_s = max(0.0, size * self._token_s() - call.paid_s)
-        call.timer = asyncio.get_running_loop().call_later(wait_s, self._event, call)
+        call.timer = asyncio.get_running_loop().call_later(size * self._token_s(), self._event, call)
 
     def _hold(self, call: _Call) -> None:
         """Keep the tokens that the call has by now, because the weights may change."""

@@ -16,8 +16,6 @@ from asyncrl.sim.faults.world.network import Connection, Host, Network, Reply
 
 PROBE_EVERY_S = 10.0
 """Seconds between two looks of the router at an engine; the real one takes a minute."""
-NUMBER = -2
-"""The router's number among the engines' in the faults of paths: it is at no engine's place."""
 HOST, PORT = "10.0.9.1", 8000
 
 
