@@ -274,6 +274,18 @@ def unusable(line: str, error: OSError) -> ConfigError | NotNow:
     return ConfigError(line) if error.errno in _LASTING else NotNow(line)
 
 
+_OF_THIS_MACHINE = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH)
+)
+"""Reasons why this machine can make no connection to any other."""
+
+
+def is_out_of_reach(error: EngineError) -> bool:
+    """Return whether no connection to the engine could be made or kept, for a reason outside this machine."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in _OF_THIS_MACHINE
+
+
 @contextmanager
 def plainly() -> Iterator[None]:
     """Raise one plain error of a TaskGroup instead of an ExceptionGroup; a bug takes precedence over a named error.

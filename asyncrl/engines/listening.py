@@ -30,6 +30,7 @@ NO_PROXIES = {name: "" for each in ("http_proxy", "https_proxy", "all_proxy") fo
 
 They are for the router, which reads ``NO_PROXY=*`` as a name, and whose engines may later have other addresses.
 """
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _GLOO = "GLOO_SOCKET_IFNAME"
 _INTERFACES = (_GLOO, "NCCL_SOCKET_IFNAME")
 """Variables that name the interface for gloo, and for the first contact between NCCL's ranks."""
@@ -48,13 +49,14 @@ def gloo_variables(address: str, environment: Mapping[str, str] | None = None) -
     """Return the variable that has gloo listen at ``address`` of this machine.
 
     By itself gloo listens where the name of the machine points.  On many systems that is 127.0.1.1, which no other
-    machine reaches.  Returns nothing if ``environment``, by default this process's, has the variable, or if no
-    interface has the address.
+    machine reaches.  Of an interface it takes the first address.  Returns nothing if ``environment``, by default this
+    process's, has the variable, or if the address is the first one of no interface.
     """
     if _GLOO in (os.environ if environment is None else environment):
         return {}
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == address for each in addresses):
+        known = [each.address.partition("%")[0] for each in addresses if each.family in _FAMILIES]
+        if known[:1] == [address]:
             return {_GLOO: name}
     return {}
 

@@ -75,10 +75,10 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
             plugin |= machines.environment
         run = blocks.enter_context(BackgroundRun(command, asked.out, asked.deadline_s, plugin))
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
-        killed_after, killed_at = len(run.rows()), _now()
         if machines is None:
             _kill(run, asked.kill, armed)
-        else:
+        killed_after, killed_at = len(run.rows()), _now()
+        if machines is not None:
             _lose(machines, run)
         run.wait("the engine was back", lambda: any("is back" in line for line in run.log()))
         back_at, back_after = _now(), len(run.rows())
@@ -177,6 +177,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     asked = parser.parse_args(argv)
     if asked.kill == MACHINE and asked.device != "cpu":
         parser.error("--kill machine needs --device cpu: both machines are this one, and would share its GPUs")
+    if asked.kill == MACHINE and asked.engine_gpus < 2:
+        parser.error("--kill machine needs --engine-gpus 2 or more: the run continues on the other engines")
     asked.out = asked.out.absolute()
     return asked
 

@@ -6,6 +6,7 @@
 The other machine vanishes when its end of the link goes down: no packet arrives any more, and nothing is closed.
 """
 
+import contextlib
 import os
 import shutil
 import socket
@@ -35,7 +36,6 @@ class TwoMachines:
         """Offer ``num_here`` CPUs of this machine, and one of the other, to trainer ranks and engines."""
         self._num_here = num_here
         self._nodes: list[subprocess.Popen[bytes]] = []
-        self._folder = Path(tempfile.mkdtemp(prefix="two", dir="/tmp"))  # a longer one is too long for Ray's sockets
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._head = f"{NETWORK}1:{free.getsockname()[1]}"
@@ -46,8 +46,16 @@ class TwoMachines:
     def __enter__(self) -> "TwoMachines":
         if os.geteuid() != 0 or shutil.which("ip") is None:
             raise SystemExit("error: --kill machine makes a network namespace: it needs root, and the program ip")
+        _ip(f"netns add {_SPACE}")  # fails if there is one, which is another benchmark's
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(self.__exit__)
+            self._begin()
+            undoing.pop_all()
+        return self
+
+    def _begin(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="two", dir="/tmp"))  # a longer one is too long for Ray's sockets
         for words in (
-            f"netns add {_SPACE}",
             f"link add {_HERE} type veth peer name {_THERE} netns {_SPACE}",
             f"addr add {NETWORK}1/30 dev {_HERE}",
             f"link set {_HERE} up",
@@ -60,25 +68,22 @@ class TwoMachines:
         head = ("--head", "--port", port, "--include-dashboard", "false", "--temp-dir", str(self._folder))
         self._start("here", (), (*head, "--node-ip-address", f"{NETWORK}1", "--num-cpus", str(self._num_here)))
         self._join()
-        return self
 
     def __exit__(self, *_: object) -> None:
         for node in reversed(self._nodes):
-            _end(psutil.Process(node.pid) if node.poll() is None else None)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                _end(psutil.Process(node.pid))
         self._end_other()
-        for left in psutil.process_iter(["cmdline"]):
-            if str(self._folder) in " ".join(left.info["cmdline"] or ()):
-                left.kill()
-        _ip(f"netns delete {_SPACE}")  # its end of the link goes with it, and so does ours
+        for left in self.processes(str(self._folder)):
+            _kill(left)
+        for words in (f"link delete {_HERE}", f"netns delete {_SPACE}"):
+            subprocess.run(["ip", *words.split()], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def processes(self, text: str) -> list[psutil.Process]:
-        """Return the processes of both machines whose command lines contain ``text`` and an address of theirs."""
-        found = []
-        for each in psutil.process_iter(["cmdline"]):
-            words = " ".join(each.info["cmdline"] or ())
-            found += [each] if text in words and NETWORK in words else []
-        return found
+        """Return the processes whose command lines contain ``text`` and an address of these machines."""
+        lines = {each: " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])}
+        return [each for each, line in lines.items() if text in line and NETWORK in line]
 
     def vanish(self) -> None:
         """Take the other machine from the network."""
@@ -118,7 +123,7 @@ class TwoMachines:
     def _end_other(self) -> None:
         found = subprocess.run(["ip", "netns", "pids", _SPACE], capture_output=True, text=True, check=False).stdout
         for number in map(int, found.split()):
-            if psutil.pid_exists(number):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(number).kill()
 
 
@@ -126,13 +131,15 @@ def _ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True)
 
 
-def _end(node: psutil.Process | None) -> None:
-    """End a Ray node and all that it started."""
-    if node is None:
-        return
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+def _end(node: psutil.Process) -> None:
+    """End a Ray node and all that it started.  Raises NoSuchProcess."""
     processes = [*node.children(recursive=True), node]
     node.terminate()
     psutil.wait_procs([node], timeout=_END_S)
     for process in processes:
-        if process.is_running():
-            process.kill()
+        _kill(process)

@@ -23,7 +23,7 @@ from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.slow_engines import MIN_ENGINES, OBSERVE_EVERY_S, DecodingSpeed, SlowEngines
 from asyncrl.engines.weight_sync.membership import EngineMembership, Member
-from asyncrl.errors import EngineError, EngineSlow, EngineTimeout, ServerFailed, plainly
+from asyncrl.errors import EngineError, EngineSlow, EngineTimeout, ServerFailed, is_out_of_reach, plainly
 from asyncrl.task_groups import TaskGroup
 
 logger = logging.getLogger(__name__)
@@ -294,7 +294,7 @@ async def _ask(engine: StartedEngine) -> None:
         except EngineTimeout as error:
             raise ServerFailed(f"{engine.server.name} lives and does not answer: {error}") from error
         except EngineError as error:  # it has died, which ``watch`` notices, or it is an SGLang without this command
-            num_unreached = num_unreached + 1 if isinstance(error.__cause__, OSError) else 0
+            num_unreached = num_unreached + 1 if is_out_of_reach(error) else 0
             if num_unreached == MOST_UNREACHED:
                 raise ServerFailed(f"{engine.server.name} cannot be reached: {error}") from error
         else:

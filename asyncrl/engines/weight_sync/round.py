@@ -23,6 +23,7 @@ from asyncrl.errors import (
     EngineTimeout,
     UpdateInterrupted,
     WeightUpdateFailed,
+    is_out_of_reach,
     plainly,
 )
 from asyncrl.event_loop import Deadline
@@ -35,12 +36,15 @@ GiveUp = Callable[[], Awaitable[bool]]
 """Releases engines that wait for each other; returns whether that worked."""
 FindCutOff = Callable[[], Awaitable[Mapping[str, str]]]
 """Finds engines that answer HTTP, but which no weights can reach; returns the reason for each URL."""
-Answer = Literal["answers", "silent", "gone"]
-"""The result of a probe."""
+Answer = Literal["answers", "silent", "broken", "gone"]
+"""The result of a probe.
+
+``broken``: the engine answers with an error, or closes the connection.  ``gone``: no connection can be made.
+"""
 PauseMode = Literal["in_place", "retract"]
 """``in_place``: paused requests keep their KV cache.  ``retract``: they drop it and recompute it under new weights."""
 
-LOST_S = 40.0
+LOST_S = 45.0
 """Seconds for an engine to be found dead after an update has failed.
 
 Other engines may fail first: SGLang's HTTP process takes 5 s to notice that its scheduler has ended.
@@ -55,8 +59,11 @@ It does not find a machine that has vanished: its question to the machine waits,
 MOST_REPEATS = 2
 """Times in a row that an update starts again although no engine is lost, because a command's connection broke."""
 
-PROBE_S = 10.0
-"""Deadline in seconds of a liveness probe, which an engine answers between two forward passes."""
+PROBE_S = 12.0
+"""Deadline in seconds of a liveness probe, which an engine answers between two forward passes.
+
+Above the deadline of a connection, so that an engine to which none can be made is not taken for a silent one.
+"""
 
 SETTLE_S = 15.0
 """Seconds for the other engines' answers once a command to all engines has failed at one.
@@ -366,6 +373,6 @@ async def _probed(engine: Pausable) -> Answer:
         return "silent"
     except EngineRejected:  # an SGLang without this command, which nevertheless answers
         return "answers"
-    except EngineError:  # no connection: the engine has died, or its machine has vanished
-        return "gone"
+    except EngineError as error:  # the engine has died, or its machine has vanished
+        return "gone" if is_out_of_reach(error) else "broken"
     return "answers"

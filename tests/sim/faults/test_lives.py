@@ -52,7 +52,7 @@ FOUND_BY = {
     "synced after a failed update": 265,
     "group kept that cannot form": 30,
     "group kept after a restart": 38,
-    "vanished machine not found": 30,
+    "vanished machine not found": 166,
     "group of a dead trainer kept": 19,
     "checkpoint named too early": 14,
     "trained before it is durable": 0,

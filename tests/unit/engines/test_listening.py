@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import socket
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -63,11 +64,21 @@ def test_only_a_run_on_one_machine_stays_on_the_loopback_interface() -> None:
 
 
 def test_gloo_listens_on_the_interface_of_the_machines_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.7"], "eth1": ["10.0.0.7", "fe80::1%eth1"]}
-    found = {name: [SimpleNamespace(address=each) for each in addresses] for name, addresses in ends.items()}
+    ends = {
+        "lo": ["127.0.0.1", "10.0.0.9"],
+        "eth0": ["192.0.2.7"],
+        "eth1": ["10.0.0.7", "fd00::1"],
+        "eth2": ["fe80::1%eth2"],
+    }
+    found = {
+        name: [SimpleNamespace(address="00:00", family=socket.AF_PACKET)]
+        + [SimpleNamespace(address=each, family=socket.AF_INET6 if ":" in each else socket.AF_INET) for each in known]
+        for name, known in ends.items()
+    }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
     assert gloo_variables("10.0.0.7", {}) == {"GLOO_SOCKET_IFNAME": "eth1"}
-    assert gloo_variables("fe80::1", {}) == {"GLOO_SOCKET_IFNAME": "eth1"}
+    assert gloo_variables("fe80::1", {}) == {"GLOO_SOCKET_IFNAME": "eth2"}
+    assert gloo_variables("10.0.0.9", {}) == gloo_variables("fd00::1", {}) == {}  # gloo would take the first address
     assert gloo_variables("10.0.0.8", {}) == {}
     assert gloo_variables("10.0.0.7", {"GLOO_SOCKET_IFNAME": "eth0"}) == {}
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")

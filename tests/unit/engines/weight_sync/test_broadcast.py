@@ -1,6 +1,7 @@
 """``BroadcastUpdater`` with engines and a trainer that fail, hang or are slow."""
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received, We
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.expert_parts import EngineParts
 from asyncrl.engines.weight_sync.membership import EngineMembership
-from asyncrl.engines.weight_sync.round import GONE_S, PauseMode
+from asyncrl.engines.weight_sync.round import GONE_S, PROBE_S, PauseMode
 from asyncrl.errors import (
     AsyncRLError,
     EngineLost,
@@ -549,7 +550,7 @@ def test_silent_engine_is_unresponsive_and_the_update_is_restarted() -> None:
     error, seconds = failed_after(b, membership, trainer)
     assert isinstance(error, UpdateInterrupted)
     assert str(error) == "sending the weights: no answer from b within 240 s"
-    assert seconds == pytest.approx(242.0 + 10.0 + 1.0)  # its deadline, a last probe, its death
+    assert seconds == pytest.approx(242.0 + PROBE_S + 1.0)  # its deadline, a last probe, its death
     assert [engine.url for engine in membership.present] == ["a"]
     assert a.num_probes == b.num_probes == 1
     assert trainer.told[-2:] == [
@@ -621,10 +622,27 @@ def test_a_failure_is_final_at_once_when_every_engine_answers_its_probe(probed: 
     assert took_s == 0.0
 
 
-@pytest.mark.parametrize("others", [(Engine("a"),), (), (Engine("a", probed=EngineLost("gone")),)])
+def no_way(number: int) -> EngineLost:
+    """The error of a command for which no connection could be made, because of the error with this number."""
+    error = EngineLost("no way")
+    error.__cause__ = OSError(number, "no way")
+    return error
+
+
+@pytest.mark.parametrize(
+    "probed", [EngineLost("answered 500"), no_way(errno.EMFILE)], ids=["it answers", "this machine has no files left"]
+)
+def test_an_engine_whose_probe_fails_for_another_reason_is_not_ended(probed: Exception) -> None:
+    b = Engine("b", step=failing("pause in_place", EngineLost("no route")), probed=probed)
+    error, took_s = failed_after(b, EngineMembership((Engine("a"), b)), Trainer())
+    assert not isinstance(error, UpdateInterrupted)
+    assert took_s == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("others", [(Engine("a"),), (), (Engine("a", probed=no_way(errno.EHOSTUNREACH)),)])
 def test_an_engine_on_a_machine_that_has_vanished_is_ended(others: tuple[Engine, ...]) -> None:
     """The supervisor does not find it dead: its question to that machine waits."""
-    b = Engine("b", step=failing("pause in_place", EngineLost("no route")), probed=EngineLost("no route"))
+    b = Engine("b", step=failing("pause in_place", EngineLost("no route")), probed=no_way(errno.EHOSTUNREACH))
     error, took_s = failed_after(b, EngineMembership((*others, b)), Trainer())
     assert isinstance(error, UpdateInterrupted)
     assert took_s == pytest.approx(GONE_S + 1.0)
@@ -636,7 +654,7 @@ def test_an_engine_to_which_one_connection_broke_is_not_ended() -> None:
         async def probe(self, timeout_s: float) -> None:
             self.num_probes += 1
             if self.num_probes == 1:
-                raise EngineLost("broke")
+                raise no_way(errno.ECONNRESET)
 
     b = Flickering("b", step=failing("one None", EngineRejected("no memory")))
     error, took_s = failed_after(b, EngineMembership((Engine("a"), b)), Trainer())
@@ -748,7 +766,7 @@ def test_no_engine_is_unresponsive_where_none_answers() -> None:
 @pytest.mark.parametrize(
     ("trainer", "seconds"),
     [
-        (nothing, 242.0 + 10.0 + 1.0),
+        (nothing, 242.0 + PROBE_S + 1.0),
         (failing("abandon asyncrl-0", TrainerFailed("busy")), 242.0 + 30.0),
         (hanging("abandon asyncrl-0"), 242.0 + 30.0),
     ],
