@@ -30,7 +30,7 @@ NO_PROXIES = {name: "" for each in ("http_proxy", "https_proxy", "all_proxy") fo
 
 They are for the router, which reads ``NO_PROXY=*`` as a name, and whose engines may later have other addresses.
 """
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+_IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _GLOO = "GLOO_SOCKET_IFNAME"
 _INTERFACES = (_GLOO, "NCCL_SOCKET_IFNAME")
 """Variables that name the interface for gloo, and for the first contact between NCCL's ranks."""
@@ -55,7 +55,7 @@ def gloo_variables(address: str, environment: Mapping[str, str] | None = None) -
     if _GLOO in (os.environ if environment is None else environment):
         return {}
     for name, addresses in psutil.net_if_addrs().items():
-        known = [each.address.partition("%")[0] for each in addresses if each.family in _FAMILIES]
+        known = [each.address.partition("%")[0] for each in addresses if each.family in _IP_FAMILIES]
         if known[:1] == [address]:
             return {_GLOO: name}
     return {}

@@ -24,9 +24,11 @@ from benchmarks.common.circumstances import ROOT
 NETWORK = "10.213.0."
 """The first three numbers of both addresses."""
 _SPACE, _HERE, _THERE = "asyncrl-machine", "asyncrl-here", "asyncrl-there"
+"""Names of the namespace, and of both ends of the link."""
 _STARTED = "Ray runtime started"
-_READY_S = 90.0
-_END_S = 20.0
+"""Text that ``ray start`` writes once the node runs."""
+_READY_S, _END_S = 90.0, 20.0
+"""Seconds for a Ray node to start, and to end."""
 
 
 class TwoMachines:

@@ -247,30 +247,22 @@ def _shortages(rng: random.Random, first: int) -> tuple[Fault, ...]:
 def _deaths_of_schedulers(rng: random.Random, first: int) -> tuple[Fault, ...]:
     """Draw deaths of engines' schedulers for three of seven lives, most of them soon after each other."""
     begin, window = rng.random() * 10.0, rng.choice((1.0, 6.0, 15.0))
-    return tuple(
-        Fault(
-            number=number,
-            kind=DEATH_OF_SCHEDULER,
-            at=round(begin + rng.random() * window, 3),
-            where=rng.randrange(4),
-            amount=0.0,
-        )
-        for number in range(first, first + rng.choice((0, 0, 0, 0, 1, 2, 3)))
-    )
+    numbers = range(first, first + rng.choice((0, 0, 0, 0, 1, 2, 3)))
+    return _at_engines(rng, DEATH_OF_SCHEDULER, numbers, begin, window)
 
 
 def _losses_of_machines(rng: random.Random, first: int) -> tuple[Fault, ...]:
     """Draw the loss of an engine's machine for every fifth life."""
     window = rng.choice((1.0, 6.0, 20.0))
+    numbers = range(first, first + rng.choice((0, 0, 0, 0, 0, 0, 0, 0, 1, 2)))
+    return _at_engines(rng, LOSS_OF_MACHINE, numbers, 0.0, window)
+
+
+def _at_engines(rng: random.Random, kind: str, numbers: range, begin: float, window: float) -> tuple[Fault, ...]:
+    """Draw a fault for each number, at an engine and within ``window`` seconds after ``begin``."""
     return tuple(
-        Fault(
-            number=number,
-            kind=LOSS_OF_MACHINE,
-            at=round(rng.random() * window, 3),
-            where=rng.randrange(4),
-            amount=0.0,
-        )
-        for number in range(first, first + rng.choice((0, 0, 0, 0, 0, 0, 0, 0, 1, 2)))
+        Fault(number=number, kind=kind, at=round(begin + rng.random() * window, 3), where=rng.randrange(4), amount=0.0)
+        for number in numbers
     )
 
 
