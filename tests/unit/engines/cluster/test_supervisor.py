@@ -38,6 +38,9 @@ class FakeServer:
     """Seconds after which such a probe fails, at most its deadline."""
     until: float = math.inf
     """Time from which it answers again."""
+    answered: int = 0
+    """If not 0, every so many probes one is answered all the same."""
+    num_probes: int = 0
     probe_s: float = 0.0
     """Seconds that any other probe takes."""
     dead_actors: int = 0
@@ -58,6 +61,9 @@ class FakeServer:
 
     async def probe(self, timeout_s: float) -> None:
         await asyncio.sleep(self.probe_s)
+        self.num_probes += 1
+        if self.answered and self.num_probes % self.answered == 0:
+            return
         if self.started == 0 and self.hangs_at <= asyncio.get_running_loop().time() < self.until:
             await asyncio.sleep(min(timeout_s, self.unanswered_s))
             raise self.answer
@@ -226,6 +232,11 @@ def test_an_engine_whose_probe_it_answers_with_an_error_is_left_alone() -> None:
 
 def test_an_engine_that_was_out_of_reach_for_two_probes_is_left_alone() -> None:
     log = kept({"a": [1000.0]}, 0, 200.0, hangs_at=15.0, until=41.0, answer=unreached(), unanswered_s=3.0)
+    assert log.said == []
+
+
+def test_an_engine_that_is_out_of_reach_now_and_then_is_left_alone() -> None:
+    log = kept({"a": [1000.0]}, 0, 300.0, hangs_at=15.0, answered=3, answer=unreached(), unanswered_s=3.0)
     assert log.said == []
 
 
