@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.buffer.journal.frames import SEGMENT_BYTES, SegmentHeader, segment_header
+from asyncrl.folder_sync import where_known
 
 _PATTERN = "segment-*.journal"
 _MOST_BUFFERS = 512
@@ -105,6 +106,7 @@ class SegmentFile:
     def _sync_folder(self, folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._disk.sync(descriptor)
+            with where_known():
+                self._disk.sync(descriptor)
         finally:
             os.close(descriptor)

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -27,6 +27,7 @@ from asyncrl.engines.megatron.checkpoint.directory import (
 )
 from asyncrl.engines.megatron.checkpoint.lease import Claim, check
 from asyncrl.errors import CheckpointFailed
+from asyncrl.folder_sync import where_known
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,8 @@ def sync(path: Path) -> None:
     """
     number = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        with where_known() if path.is_dir() else nullcontext():
+            os.fsync(number)
     finally:
         os.close(number)
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import stat
 import threading
 from collections.abc import Buffer, Sequence
 from pathlib import Path
@@ -51,6 +52,18 @@ class BrokenDisk(Disk):
         self._left -= 1
         if self._left < 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class FolderlessDisk(Disk):
+    """Cannot sync a folder, for a given reason."""
+
+    def __init__(self, reason: int) -> None:
+        self._reason = reason
+
+    def sync(self, descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(self._reason, os.strerror(self._reason))
+        super().sync(descriptor)
 
 
 class StalledDisk(Disk):

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import logging
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from asyncrl.buffer.journal import Delivered, Journal, Record, Snapshot, Taken, Wasted, read, recover
 from asyncrl.buffer.journal.segments import segments
 from asyncrl.buffer.journal.writer import COMMIT_BYTES
-from tests.unit.buffer.journal.disks import BrokenDisk, CountingDisk, FullDisk, StalledDisk, write
+from tests.unit.buffer.journal.disks import BrokenDisk, CountingDisk, FolderlessDisk, FullDisk, StalledDisk, write
 from tests.unit.buffer.journal.made import bits, finished, grown, held
 
 ROOT = Path(__file__).parents[4]
@@ -257,6 +258,24 @@ def test_a_disk_that_cannot_sync_switches_the_journal_off(
         journal = Journal(tmp_path, 1, delivered=lambda: 5, disk=BrokenDisk(num_synced))
         for number in range(3):
             await journal.durable(journal.append(finished(number)))
+        await goes_without(journal)
+
+    run(work())
+    is_off(caplog, "Input/output error")
+
+
+@pytest.mark.parametrize("reason", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_flushes_of_folders_keeps_the_journal(reason: int, tmp_path: Path) -> None:
+    write(tmp_path, [finished(number) for number in range(3)], disk=FolderlessDisk(reason))
+    assert [bits(record) for record in records(tmp_path)] == [bits(finished(number)) for number in range(3)]
+
+
+def test_a_folder_that_cannot_be_flushed_switches_the_journal_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5, disk=FolderlessDisk(errno.EIO))
+        await journal.durable(journal.append(finished(0)))
         await goes_without(journal)
 
     run(work())

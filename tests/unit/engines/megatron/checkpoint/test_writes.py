@@ -1,7 +1,10 @@
 """Two runs, or one after another, write to one folder: every way in which they meet leaves whole checkpoints."""
 
+import errno
 import os
 import shutil
+import stat
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event, Lock
 
@@ -211,6 +214,25 @@ def kept(root: Path, step: int, keep: int, spared: Path | None = None) -> list[i
     made = Target(claim=claim(root), step=step, keep=keep, spared=spared)
     commit(made, notes("A"), filled(made, b"weights"))
     return [int(name[5:12]) for name in names(root)]
+
+
+@pytest.mark.parametrize("reason", [errno.EINVAL, errno.EIO])
+def test_only_a_file_system_without_flushes_of_folders_may_refuse_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    flush = os.fsync
+
+    def refused(number: int) -> None:
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(reason, os.strerror(reason))
+        flush(number)
+
+    made = target(tmp_path, 10)
+    parts = filled(made, b"weights")
+    monkeypatch.setattr(os, "fsync", refused)
+    with nullcontext() if reason == errno.EINVAL else pytest.raises(OSError, match="Input/output error"):
+        commit(made, notes("A"), parts)
+    assert (latest(tmp_path) is not None) == (reason == errno.EINVAL)
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
