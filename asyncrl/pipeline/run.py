@@ -281,7 +281,7 @@ class _Run:
 
     async def save_early(self) -> None:
         """Write a checkpoint of the steps so far, unless there is one, and wait until it is written."""
-        if self._evaluation is not None:
+        if self._collect() is None and self._evaluation is not None:
             self._evaluation.cancel()
         if self._checkpoints is None:
             return

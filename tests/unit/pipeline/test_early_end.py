@@ -1,5 +1,6 @@
 """A run that is asked to end early writes a checkpoint of all its steps, and ends."""
 
+import logging
 from collections import Counter
 from typing import Any
 
@@ -79,6 +80,17 @@ def test_an_evaluation_is_cut_off() -> None:
     assert world.seconds < 160.0
     assert len(world.trainer.batches) == 1, "the batch that waited for the evaluation"
     assert sorted(world.checkpoints.written) == [1]
+
+
+def test_an_evaluation_that_has_finished_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """No step follows that could report it."""
+    caplog.set_level(logging.INFO, logger="asyncrl.pipeline.run")
+    world = World(steps=4, held_out=4, eval_interval=1, seconds_per_token=1.0, watchdog_s=1e6)
+    world.lengths = lambda request: 8 if request.request_id.startswith("eval-") else 10_000
+    world.checkpoints, world.ends_early_s = FakeCheckpoints(), 50.0
+    world.run()
+    assert world.trainer.batches == []
+    assert "version 0 on held-out prompts" in caplog.text
 
 
 def test_an_evaluation_before_the_last_step_is_cut_off() -> None:
