@@ -49,7 +49,7 @@ from asyncrl.engines.megatron.checkpoint.directory import latest
 from asyncrl.engines.megatron.checkpoint.held import SaveLease, held
 from asyncrl.errors import AsyncRLError, ConfigError, NotNow, unusable
 from asyncrl.metrics.closing import closing_table
-from asyncrl.metrics.facts import StepFacts, TokenCounts
+from asyncrl.metrics.facts import GroupCounts, StepFacts, TokenCounts
 from asyncrl.metrics.history import History
 from asyncrl.metrics.live_view import RunTargets, SafeView, View, open_view
 from asyncrl.metrics.logs import LOG_FILE, open_logging
@@ -316,11 +316,16 @@ async def _train_on_files(
     run = checked.run
     deployment = deployment_of(checked, pick_device(ray, run.cluster.device), run_dir)
     before, steps = checked.start.before, range(checked.start.step, run.rollout.num_rollout)
-    tokens = before.tokens if before else TokenCounts()
-    trainer = deployed_trainer(ray, deployment, phase)
-    save_to = run_dir / MODEL_FOLDER
     await train_on_files(
-        trainer, steps, run.debug.file_to_load, tokens, save_to=save_to, phase=phase, report=report, ending=ending
+        deployed_trainer(ray, deployment, phase),
+        steps,
+        run.debug.file_to_load,
+        (before.tokens, before.groups) if before else (TokenCounts(), GroupCounts()),
+        num_updates=deployment.trainer.num_steps_per_rollout,
+        save_to=run_dir / MODEL_FOLDER,
+        phase=phase,
+        report=report,
+        ending=ending,
     )
 
 

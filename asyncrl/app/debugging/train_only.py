@@ -10,6 +10,7 @@ never         a weight update, an evaluation or a checkpoint; the final weights 
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from asyncrl.daemon_threads import DaemonThreads
@@ -30,8 +31,9 @@ async def train_on_files(
     deployed: AbstractAsyncContextManager[Trainer],
     steps: Iterable[int],
     file_of: Callable[[int], Path],
-    tokens: TokenCounts,
+    before: tuple[TokenCounts, GroupCounts],
     *,
+    num_updates: int,
     save_to: Path,
     phase: Callable[[str], None],
     report: Callable[[StepFacts], None],
@@ -39,9 +41,10 @@ async def train_on_files(
 ) -> None:
     """Start the trainer, train on the file of each step, and save the final weights.
 
-    ``deployed`` starts and ends the trainer.  ``tokens`` are the accounts before the first step.  ``phase`` receives
-    the name of each phase, and ``report`` each step's facts.  The exit of ``ending`` tells that only the clean-up is
-    left.  Raises DataError for a file that cannot be read, and the errors of the trainer.
+    ``deployed`` starts and ends the trainer.  ``before`` are the accounts before the first step.  A step has
+    ``num_updates`` optimizer updates.  ``phase`` receives the name of each phase, and ``report`` each step's facts.
+    The exit of ``ending`` tells that only the clean-up is left.  Raises DataError for a file that cannot be read or has
+    too few groups, and the errors of the trainer.
     """
     files = DaemonThreads(1, "batches")
     async with deployed as trainer:
@@ -50,8 +53,9 @@ async def train_on_files(
             for step in steps:
                 start = loop_time()
                 batch = await _read(files, file_of(step))
-                facts = await _trained(trainer, Batch(step=step, groups=batch.groups), tokens, start)
-                tokens = facts.scheduler.tokens
+                _check_groups(batch, file_of(step), num_updates)
+                facts = await _trained(trainer, Batch(step=step, groups=batch.groups), before, start)
+                before = facts.scheduler.tokens, facts.scheduler.groups
                 report(facts)
             await trainer.save(save_to)
 
@@ -65,7 +69,18 @@ async def _read(files: DaemonThreads, path: Path) -> Batch:
         raise DataError(f"{path} was not read within {READING_S:g} s") from error
 
 
-async def _trained(trainer: Trainer, batch: Batch, before: TokenCounts, start_s: float) -> StepFacts:
+def _check_groups(batch: Batch, path: Path, num_updates: int) -> None:
+    """Raise DataError if there are fewer groups than optimizer updates, which split no group."""
+    if len(batch.groups) < num_updates:
+        raise DataError(
+            f"{path} has {len(batch.groups)} groups, a step with {num_updates} optimizer updates "
+            "(num-steps-per-rollout, or global-batch-size) needs as many; give fewer updates"
+        )
+
+
+async def _trained(
+    trainer: Trainer, batch: Batch, before: tuple[TokenCounts, GroupCounts], start_s: float
+) -> StepFacts:
     read_s = loop_time()
     report = await trainer.train(batch)
     trained_s = loop_time()
@@ -86,14 +101,20 @@ async def _trained(trainer: Trainer, batch: Batch, before: TokenCounts, start_s:
     )
 
 
-def _stats(batch: Batch, before: TokenCounts) -> SchedulerStats:
-    """Return the accounts of a run in which every group is trained, and nothing is in flight."""
-    generated = before.generated + sum(group.num_tokens for group in batch.groups)
-    trained = before.trained + sum(group.num_trained for group in batch.groups)
-    num_groups = (batch.step + 1) * len(batch.groups)
+def _stats(batch: Batch, before: tuple[TokenCounts, GroupCounts]) -> SchedulerStats:
+    """Return the accounts after a step in which every group was trained, and nothing is in flight."""
+    tokens, groups = before
+    generated = sum(group.num_tokens for group in batch.groups)
+    trained = sum(group.num_trained for group in batch.groups)
+    num_groups = len(batch.groups)
     return SchedulerStats(
-        tokens=TokenCounts(generated=generated, trained=trained, masked=generated - trained),
-        groups=GroupCounts(admitted=num_groups, trained=num_groups),
+        tokens=replace(
+            tokens,
+            generated=tokens.generated + generated,
+            trained=tokens.trained + trained,
+            masked=tokens.masked + generated - trained,
+        ),
+        groups=replace(groups, admitted=groups.admitted + num_groups, trained=groups.trained + num_groups),
         filter_reasons={},
         samples_in_flight=0,
         slots=0,

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -13,13 +14,13 @@ from asyncrl.app.debugging import train_only
 from asyncrl.app.debugging.train_only import train_on_files
 from asyncrl.engines.fake import FakeTrainer
 from asyncrl.errors import DataError
-from asyncrl.metrics.facts import StepFacts, TokenCounts
+from asyncrl.metrics.facts import GroupCounts, StepFacts, TokenCounts
 from asyncrl.rollout_log.batch_file import write_batch
 from tests.unit.metrics.made import batch
 
 
-def trained(folder: Path, trainer: FakeTrainer) -> list[StepFacts]:
-    """Train two steps on the files of ``folder``, and return their facts."""
+def trained(folder: Path, trainer: FakeTrainer, *, num_updates: int = 1) -> list[StepFacts]:
+    """Train two steps of ``num_updates`` on the files of ``folder``, and return their facts."""
 
     @asynccontextmanager
     async def deployed() -> AsyncIterator[FakeTrainer]:
@@ -30,7 +31,8 @@ def trained(folder: Path, trainer: FakeTrainer) -> list[StepFacts]:
         deployed(),
         range(2),
         lambda step: folder / f"{step}.batch",
-        TokenCounts(),
+        (TokenCounts(), GroupCounts()),
+        num_updates=num_updates,
         save_to=folder / "model",
         phase=lambda text: None,
         report=facts.append,
@@ -49,6 +51,22 @@ def test_each_file_is_a_step_and_the_final_weights_are_saved(tmp_path: Path) -> 
     assert [each.groups for each in trainer.batches] == [batch(7).groups] * 2
     assert [each.scheduler.tokens.trained for each in facts] == [12, 24]
     assert trainer.saved == [tmp_path / "model"]
+
+
+def test_a_file_with_fewer_groups_than_updates_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    write_batch(tmp_path / "0.batch", batch(0))
+    trainer = FakeTrainer(seconds=0.0)
+    with pytest.raises(DataError, match=r"0\.batch has 2 groups, .* 3 optimizer updates \(num-steps-per-rollout"):
+        trained(tmp_path, trainer, num_updates=3)
+    assert trainer.batches == []
+
+
+def test_groups_of_files_of_different_sizes_are_counted(tmp_path: Path) -> None:
+    whole = batch(0)
+    write_batch(tmp_path / "0.batch", whole)
+    write_batch(tmp_path / "1.batch", replace(whole, groups=whole.groups[:1]))
+    facts = trained(tmp_path, FakeTrainer(seconds=0.0))
+    assert [each.scheduler.groups.trained for each in facts] == [2, 3]
 
 
 def test_each_step_has_the_mismatch_of_the_file_s_logprobs_and_the_trainer_s(tmp_path: Path) -> None:
