@@ -91,6 +91,10 @@ _EXPERTS: Sequence[Rows] = (
     not_here("a fused router ignores the engine's choice of experts, which training replays", "moe-router-fusion"),
     not_here("use --use-rollout-routing-replay, which replays the engine's choice", "use-routing-replay"),
     differs("on by default for mixtures of experts", "use-rollout-routing-replay"),
+    differs(
+        "default: 1 with --expert-model-parallel-size above 1, Megatron's is --tensor-model-parallel-size",
+        "expert-tensor-parallel-size",
+    ),
 )
 
 _COMMUNICATION: Sequence[Rows] = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import flat, status_of
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.command_line import parser, read_flags
 from asyncrl.config.knobs import ALIASES, knobs
 from asyncrl.config.slime.status import Kind
@@ -90,6 +91,13 @@ def test_defaults_of_the_optimizer_that_differ_from_megatrons_are_named() -> Non
         assert status is not None and knobs()[name].default == default
         assert status.kind is Kind.DIFFERENT
         assert f"default: {default}, Megatron's is {megatrons[name]}" in status.text
+
+
+def test_the_default_split_of_an_expert_that_differs_from_megatrons_is_named() -> None:
+    parallel = ParallelConfig(tensor_model_parallel_size=4, expert_model_parallel_size=8)
+    assert parallel.num_expert_tensor_ranks == 1, "Megatron's is 4, the tensor-parallel size"
+    status = status_of("expert-tensor-parallel-size")
+    assert status is not None and status.kind is Kind.DIFFERENT
 
 
 def test_the_docs_count_slimes_flags_and_megatrons() -> None:
