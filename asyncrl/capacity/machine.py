@@ -15,9 +15,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncrl.capacity.routes import route_memory
 from asyncrl.config.areas import RunConfig
 from asyncrl.config.areas.ranges import must
-from asyncrl.config.derived import has_critic, longest_sample, num_ranks, weight_bytes
+from asyncrl.config.derived import (
+    has_critic,
+    longest_sample,
+    num_known_ids,
+    num_ranks,
+    use_routing_replay,
+    weight_bytes,
+)
 from asyncrl.models.shape import ModelShape
 from asyncrl.models.sizes import model_size, sent_bytes
 
@@ -31,6 +39,8 @@ _MIN_SHARED_BYTES = 1e9
 """Shared memory without a batch: NCCL between GPUs of one machine, and Ray's own values."""
 _TOKEN_BYTES = 32
 """Bytes of a token in Ray's object store: id, log-prob, version and mask."""
+_KNOWN_ID_BYTES = 8
+"""Bytes of one of a token's likeliest ids there: the id and its log-prob."""
 _FLOAT32 = 4
 _GB = 1e9
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -113,16 +123,25 @@ def machine_needs(run: RunConfig, shape: ModelShape, run_dir: Path) -> MachineNe
     """Return the needs of ``run``; ``run_dir`` need not exist."""
     slots = run.rollout.sglang_server_concurrency * run.cluster.num_engines
     requests = min(slots, _most_samples(run, slots))
-    batch = run.rollout.samples_per_step * longest_sample(run, run.rollout.rollout_max_response_len) * _TOKEN_BYTES
+    tokens = run.rollout.samples_per_step * longest_sample(run, run.rollout.rollout_max_response_len)
     return MachineNeeds(
         requests=requests,
         first_requests=0 if run.episodes.has_episodes else min(slots, run.rollout.samples_per_step),
         uses_router=run.cluster.use_router,
         episodes=0 if run.episodes.agent_command is None else run.episodes.max_episodes or EPISODES_PER_SLOT * requests,
-        shared_bytes=_MIN_SHARED_BYTES + 2 * batch,
+        shared_bytes=_MIN_SHARED_BYTES + 2 * _batch_bytes(run, shape, tokens),
         disks=tuple(_disk_needs(run, shape, run_dir)),
         ports=2 * run.cluster.num_engines + 2 * run.cluster.use_router + num_ranks(run),
     )
+
+
+def _batch_bytes(run: RunConfig, shape: ModelShape, num_tokens: int) -> float:
+    """Return the bytes of a batch of ``num_tokens`` in Ray's object store, with its routes and likeliest ids."""
+    each = _TOKEN_BYTES + _KNOWN_ID_BYTES * num_known_ids(run.train, shape.vocab_size)
+    routes = None
+    if use_routing_replay(run, is_mixture=shape.experts is not None):
+        routes = route_memory(shape, kv_tokens=0, page_size=0, batch_tokens=num_tokens)
+    return num_tokens * each + (0.0 if routes is None else routes.batch)
 
 
 def _most_samples(run: RunConfig, slots: int) -> int:

@@ -177,6 +177,22 @@ def test_the_needs_follow_from_flags_and_shape(tmp_path: Path) -> None:
     assert checkpoint_bytes(without, shape) == model.usual
 
 
+def test_shared_memory_has_room_for_the_experts_and_the_likeliest_ids_of_each_token(tmp_path: Path) -> None:
+    def shared(config: str, *flags: str) -> float:
+        run = load_run(["--config", config, "--rollout-max-response-len", "32000", *flags])
+        return machine_needs(run, read_shape(run.model.hf_checkpoint), tmp_path).shared_bytes
+
+    mixture = str(ROOT / "configs" / "quickstart_moe.toml")
+    run = load_run(["--config", mixture])
+    shape = read_shape(run.model.hf_checkpoint)
+    assert shape.experts is not None
+    tokens = 2 * run.rollout.samples_per_step * (32_000 + (run.data.rollout_max_prompt_len or 0))
+    routes = shape.num_layers * shape.experts.num_chosen
+    assert shared(mixture) - shared(mixture, "--no-use-rollout-routing-replay") == tokens * routes
+    known = shared(QUICKSTART, "--use-score-centering", "--score-centering-top-k", "8") - shared(QUICKSTART)
+    assert known == tokens * 8 * 8
+
+
 def test_this_machine_is_measured(tmp_path: Path) -> None:
     needs = replace(NEEDS, ports=2, disks=(replace(NEEDS.disks[0], folder=tmp_path / "not" / "there"),))
     with socket.socket() as listener:
