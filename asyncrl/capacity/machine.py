@@ -159,13 +159,14 @@ def _most_samples(run: RunConfig, slots: int) -> int:
 
 
 def checkpoint_bytes(run: RunConfig, shape: ModelShape) -> float:
-    """Return the bytes of one checkpoint: weights, Adam's two moments, and float32 copies of 16-bit weights.
+    """Return the bytes of one checkpoint: weights, Adam's two moments, and float32 copies of the weights.
 
-    A critic counts as large as the policy.
+    Only the distributed optimizer writes copies of float32 weights.  A critic counts as large as the policy.
     """
     each = _weight_bytes(run)
     if run.checkpoint.save_optim:
-        each += 2 * _FLOAT32 + (_FLOAT32 if each < _FLOAT32 else 0)
+        has_copies = each < _FLOAT32 or run.parallel.use_distributed_optimizer
+        each += 2 * _FLOAT32 + (_FLOAT32 if has_copies else 0)
     return (1 + has_critic(run.train)) * model_size(shape).total * each
 
 

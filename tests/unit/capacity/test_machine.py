@@ -22,6 +22,7 @@ from asyncrl.capacity.machine import (
 )
 from asyncrl.config import load_run
 from asyncrl.models.shape import read_shape
+from asyncrl.models.sizes import model_size
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "configs" / "quickstart.toml")
@@ -175,6 +176,14 @@ def test_the_needs_follow_from_flags_and_shape(tmp_path: Path) -> None:
     assert save.least == 7 * model.usual  # 14 bytes of a parameter, and 2
     without = load_run(["--config", QUICKSTART, *flags, "--no-save-optim"])
     assert checkpoint_bytes(without, shape) == model.usual
+
+
+def test_float32_weights_are_in_a_checkpoint_twice_with_the_distributed_optimizer(tmp_path: Path) -> None:
+    run = load_run(["--config", QUICKSTART, "--dtype", "float32"])
+    shape = read_shape(run.model.hf_checkpoint)
+    assert checkpoint_bytes(run, shape) == 16 * model_size(shape).total
+    without = load_run(["--config", QUICKSTART, "--dtype", "float32", "--no-use-distributed-optimizer"])
+    assert checkpoint_bytes(without, shape) == 12 * model_size(shape).total
 
 
 def test_shared_memory_has_room_for_the_experts_and_the_likeliest_ids_of_each_token(tmp_path: Path) -> None:
