@@ -309,7 +309,8 @@ def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:
     table.add_row("[bold]engine", "", f"one of {cluster.num_engines}, on {cluster.rollout_num_gpus_per_engine} GPU(s)")
     _add(table, "weights", engine.weights, "the layers' matrices in fp8" if found.shape.fp8_block else "")
     _add(table, "left free by SGLang", engine.free, f"including {engine.update_buffers / GB:.1f} for weight updates")
-    holds = f"{engine.kv_tokens:,} tokens: {engine.kv_tokens / longest:,.1f} answers of {longest:,} tokens"
+    tokens = engine.kv_tokens * engine.attention_copies
+    holds = f"{tokens:,} tokens: {tokens / longest:,.1f} answers of {longest:,} tokens"
     _add(table, "KV cache", engine.kv_cache, f"{holds}; at most {run.rollout.sglang_server_concurrency} in flight")
 
 

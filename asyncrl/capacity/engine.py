@@ -8,11 +8,12 @@ The last part is for activations, CUDA graphs and, later, the two buffers of wei
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from asyncrl.capacity.layout import attention_copies
 from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import ModelShape
-from asyncrl.models.sizes import Size, fp8_bytes, fp8_size, model_size
+from asyncrl.models.sizes import Size, attention_size, fp8_bytes, fp8_size, model_size, vocabulary_size
 
 MEBI = 1024**2
 _SIZES = (
@@ -40,6 +41,8 @@ class EngineMemory:
     limit: float
     token_bytes: float
     """Bytes of the KV cache for one token."""
+    attention_copies: int
+    """Copies of the attention within the engine, which have separate KV caches (SGLang's DP attention)."""
     max_tokens: int | None
     """The user's limit on the tokens in the KV cache; None: no limit."""
 
@@ -51,7 +54,7 @@ class EngineMemory:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that fit in the engine's KV cache."""
+        """Tokens that fit in the KV cache of one copy of the attention."""
         return max(0, int(self.kv_cache / self.token_bytes))
 
 
@@ -70,14 +73,17 @@ def engine_memory(
     """
     fraction = _number(flags, "mem-fraction-static")
     tokens = _number(flags, "max-total-tokens")
+    copies = attention_copies(flags)
     cache_bytes = 1 if str(flags.get("kv-cache-dtype", "auto")).startswith("fp8") else weight_bytes
     return EngineMemory(
         weights=_on_each(model_size(shape) - fp8_size(shape), gpus_per_engine) * weight_bytes
-        + _on_each(fp8_size(shape), gpus_per_engine) * fp8_bytes(shape),
-        free=_left_free(limit, gpus_per_engine) if fraction is None else (1 - fraction) * limit,
+        + _on_each(fp8_size(shape), gpus_per_engine) * fp8_bytes(shape)
+        + _further_copies(shape, weight_bytes) * (copies - 1) / gpus_per_engine,
+        free=_left_free(limit, gpus_per_engine, copies) if fraction is None else (1 - fraction) * limit,
         update_buffers=UPDATE_BUFFERS * update_buffer_size,
         limit=limit,
-        token_bytes=_cached_per_token(shape, gpus_per_engine) * cache_bytes,
+        token_bytes=_cached_per_token(shape, max(1, gpus_per_engine // copies)) * cache_bytes,
+        attention_copies=copies,
         max_tokens=None if tokens is None else int(tokens),
     )
 
@@ -87,27 +93,40 @@ def _on_each(size: Size, gpus_per_engine: int) -> float:
     return size.whole + (size.split + size.experts) / gpus_per_engine
 
 
-def _cached_per_token(shape: ModelShape, gpus_per_engine: int) -> int:
-    """Count the elements of one token in the KV cache of one GPU.
+def _further_copies(shape: ModelShape, weight_bytes: int) -> float:
+    """Return the bytes of one more copy of the attention, with the embedding, over all of its GPUs.
+
+    Norms and other narrow weights are left out: every GPU has them anyway.
+    """
+    attention = attention_size(shape).split * shape.num_layers
+    each = fp8_bytes(shape) if shape.fp8_block else weight_bytes
+    return attention * each + vocabulary_size(shape).split * weight_bytes
+
+
+def _cached_per_token(shape: ModelShape, num_gpus: int) -> int:
+    """Count the elements of one token in the KV cache of one of ``num_gpus`` GPUs that share the attention.
 
     The GPU has its share of the KV heads, at least one.  Latent attention's narrow vector is on every GPU.
     """
     if shape.latent is not None:
         return shape.num_layers * (shape.latent.key_value_rank + shape.latent.rotary_dim)
-    heads = max(1, shape.num_query_groups // gpus_per_engine)
+    heads = max(1, shape.num_query_groups // num_gpus)
     return shape.num_layers * 2 * heads * shape.head_dim
 
 
-def _left_free(limit: float, gpus_per_engine: int) -> float:
+def _left_free(limit: float, gpus_per_engine: int, copies: int) -> float:
     """Return the bytes that SGLang leaves free by default, without ``--sglang-mem-fraction-static``.
 
     SGLang adds up 512 MiB for its own data, 1.5 MiB for each token of a prefill chunk, 128 MiB for each of the engine's
-    GPUs, and 2 MiB for each answer of the largest graph.  On GPUs above 60 GiB it leaves at least 10 GiB.  It leaves
-    less if it measures graphs first.
+    GPUs, and 2 MiB for each answer of the largest graph.  With several copies of the attention, an answer of that graph
+    takes 3 MiB more for each copy, or 4.5 MiB in graphs of more than 300 answers.  On GPUs above 60 GiB it leaves at
+    least 10 GiB.  It leaves less if it measures graphs first.
     """
     chunk, batches = next((chunk, batches) for below, chunk, batches in _SIZES if limit < below * 1024 * MEBI)
     batch = batches[gpus_per_engine >= 4]
     mebis = 512 + 1.5 * chunk + 128 * gpus_per_engine + 2 * batch
+    if copies > 1:
+        mebis += (4.5 if batch > 300 else 3) * batch * copies
     return max(mebis, 10 * 1024 if limit > 60 * 1024 * MEBI else 0) * MEBI
 
 

@@ -24,7 +24,7 @@ def check_engines(shape: ModelShape, num_gpus: int, flags: Mapping[str, FlagWord
     """
     if flags.keys() & _OTHER_SPLITS:
         return
-    setting, copies = f"rollout-num-gpus-per-engine {num_gpus}", _attention_copies(flags)
+    setting, copies = f"rollout-num-gpus-per-engine {num_gpus}", attention_copies(flags)
     if num_gpus % copies:
         refuse([f"sglang-dp-size {copies} does not divide {setting}"])
     ranks, given = num_gpus // copies, setting if copies == 1 else f"{setting} with sglang-dp-size {copies}"
@@ -48,7 +48,7 @@ _OTHER_SPLITS = frozenset({"attn-cp-size", "attention-context-parallel-size"})
 """SGLang's flags with which fewer GPUs share the heads, in a way that is not checked."""
 
 
-def _attention_copies(flags: Mapping[str, FlagWords]) -> int:
+def attention_copies(flags: Mapping[str, FlagWords]) -> int:
     """Return the number of copies of the attention within an engine."""
     given = flags.get("dp-size", flags.get("data-parallel-size"))
     is_number = isinstance(given, str) and given.isdecimal()

@@ -35,7 +35,7 @@ class Size:
 def layer_size(shape: ModelShape, layer: int) -> Size:
     """Count the parameters of one layer; ``layer`` counts from 0."""
     hidden, norms = shape.hidden_size, 4 if shape.has_output_norms else 2
-    attention = _latent_attention(shape) if shape.latent else _attention(shape)
+    attention = attention_size(shape)
     experts = shape.experts
     if experts is None or layer < experts.num_dense_layers:
         return attention + Size(split=3 * hidden * shape.ffn_hidden_size, whole=norms * hidden)
@@ -45,6 +45,11 @@ def layer_size(shape: ModelShape, layer: int) -> Size:
         whole=norms * hidden + experts.num_experts * (hidden + int(experts.has_bias)),
         experts=experts.num_experts * each,
     )
+
+
+def attention_size(shape: ModelShape) -> Size:
+    """Count the parameters of the attention in one layer."""
+    return _latent_attention(shape) if shape.latent else _attention(shape)
 
 
 def vocabulary_size(shape: ModelShape) -> Size:

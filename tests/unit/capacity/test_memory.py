@@ -183,7 +183,7 @@ def test_stages_have_the_layers_that_they_were_given() -> None:
     assert [layer for layers in stage_layers(13, layout) for layer in layers] == list(range(13))
 
 
-def engine_flags(**flags: str) -> dict[str, str | bool]:
+def engine_flags(**flags: str | bool) -> dict[str, str | bool]:
     return {name.replace("_", "-"): value for name, value in flags.items()}
 
 
@@ -204,7 +204,7 @@ def test_the_kv_cache_is_what_weights_and_sglang_leave() -> None:
     assert "one answer with its prompt may have" in line
 
 
-def engine(shape: ModelShape, limit: float, **flags: str) -> Any:
+def engine(shape: ModelShape, limit: float, **flags: str | bool) -> Any:
     return engine_memory(
         shape,
         gpus_per_engine=8,
@@ -219,6 +219,23 @@ def test_latent_attention_caches_one_narrow_vector_on_every_gpu() -> None:
     shape = read_shape(MODELS / "deepseek-r1")
     assert engine(shape, 288e9).token_bytes == 61 * (512 + 64) * 2
     assert engine(shape, 288e9, kv_cache_dtype="fp8_e4m3").token_bytes == 61 * (512 + 64)
+
+
+def test_every_copy_of_the_attention_takes_memory() -> None:
+    """With SGLang's DP attention, eight GPUs have eight copies of attention and embedding, and a larger reserve."""
+    shape = read_shape(MODELS / "deepseek-r1")
+    one, eight = engine(shape, 288e9), engine(shape, 288e9, enable_dp_attention=True, dp_size="8")
+    heads, hidden = 128, 7168
+    split = 1536 * heads * 192 + 512 * heads * 256 + heads * 128 * hidden  # queries, keys with values, outputs
+    assert eight.weights - one.weights == pytest.approx((61 * split + 129_280 * hidden) * 2 * 7 / 8)
+    assert eight.free - one.free == 512 * 8 * 4.5 * 1024**2
+    assert eight.token_bytes == one.token_bytes, "each GPU has a narrow vector either way"
+    assert (one.attention_copies, eight.attention_copies) == (1, 8)
+    fp8 = engine(replace(shape, fp8_block=(128, 128)), 288e9, enable_dp_attention=True, dp_size="8")
+    assert fp8.weights == pytest.approx(eight.weights / 2, rel=0.05)
+    dense = read_shape(MODELS / "qwen3-4b")
+    two = engine(dense, 141e9, enable_dp_attention=True, dp_size="2")
+    assert two.token_bytes == 2 * engine(dense, 141e9).token_bytes, "four GPUs share eight KV heads"
 
 
 def test_an_engine_in_fp8_holds_a_byte_for_each_number_of_its_matrices() -> None:
