@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import orjson
@@ -234,3 +235,21 @@ def test_a_machine_that_vanishes_closes_nothing_until_the_kernel_gives_it_up() -
     (failed, reported), _ = run_virtually(main())
     assert failed == [NO_ROUTE_S, 1.0 + GONE_AFTER_S]
     assert reported == pytest.approx(1.0 + REPORTED_S)
+
+
+def test_a_folder_that_is_gone_is_refused_and_the_engine_keeps_its_weights(tmp_path: Path) -> None:
+    """A late command of an earlier update names a folder that has been removed, as SGLang then finds."""
+
+    async def main() -> tuple[list[tuple[int, Any]], int]:
+        engine, _ = engine_of(has_direct=True)
+        engine.step = 3
+        answers: list[tuple[int, Any]] = []
+        body = {"model_path": str(tmp_path / "version-1"), "weight_version": "1"}
+        engine.command("POST", "/update_weights_from_disk", body, lambda *answer: answers.append(answer))
+        await asyncio.sleep(1.0)
+        return answers, engine.step
+
+    [(status, told)], step = run_virtually(main())[0]
+    assert (status, told["success"]) == (400, False)
+    assert "version-1" in told["message"]
+    assert step == 3

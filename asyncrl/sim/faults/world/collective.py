@@ -119,7 +119,7 @@ class Collectives:
             group.dead |= {member} & group.members
 
     def read(self, folder: str) -> int:
-        """Return the step of the weights in a folder."""
+        """Return the step of the weights in a folder.  Raises OSError."""
         step: int = orjson.loads((Path(folder) / "weights.json").read_bytes())["step"]
         return step
 

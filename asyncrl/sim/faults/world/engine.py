@@ -315,8 +315,12 @@ class SimEngine:
         self._collectives.receive(body["group_name"], self.number, self._num_buckets, received)
 
     def _do_update_weights_from_disk(self, body: dict[str, Any], reply: Reply) -> None:
+        try:
+            step = self._collectives.read(body["model_path"])
+        except OSError as error:  # a late command: the folder of an earlier update has been removed
+            reply(400, {"success": False, "message": f"Failed to get weights iterator: {error}."})
+            return
         self._begin_to_load()
-        step = self._collectives.read(body["model_path"])
 
         def loaded() -> None:
             self._load(step, body["weight_version"])
