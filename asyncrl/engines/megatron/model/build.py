@@ -21,7 +21,7 @@ from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron.model.attention import PackedAttention
 from asyncrl.engines.megatron.model.experts import GroupedExperts
 from asyncrl.engines.megatron.model.implementation import norm_keys
-from asyncrl.engines.megatron.model.layers import AddNormed, LatentAttention, RMSNorm
+from asyncrl.engines.megatron.model.layers import AddNormed, LatentAttention, RMSNorm, recompute_norms_without_fp8
 from asyncrl.engines.megatron.model.mixture import Mixture
 from asyncrl.engines.megatron.model.rotary import RotaryAngles, frequencies, rotary_angles
 from asyncrl.internals import Internal
@@ -106,6 +106,7 @@ def build_model(
     has, and what the backward pass recomputes.
     """
     config = transformer_config(shape, device, dtype, parallel or ParallelConfig(), layers)
+    recompute_norms_without_fp8()
     model = GPTModel(
         config,
         _spec(shape, config),

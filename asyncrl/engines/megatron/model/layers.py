@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
@@ -42,11 +43,26 @@ INTERNALS = (
         ),
         used_in=__name__,
     ),
+    Internal(
+        name="megatron.core.tensor_parallel.random.CheckpointWithoutOutput",
+        parameters=("fp8",),
+        is_exact=True,
+        used_in=__name__,
+    ),
 )
 """Names that may change with the library: see docs/internals.md."""
 
 LATENT_NORM_EPS = 1e-6
 """Epsilon of the norms within latent attention, where DeepSeek's code and transformers ignore ``rms_norm_eps``."""
+
+
+def recompute_norms_without_fp8() -> None:
+    """Let Megatron recompute norms without TransformerEngine.
+
+    It passes no ``fp8``, whose default is False.  Its class takes any value but None for fp8, which TransformerEngine
+    computes (megatron-core 0.19, tensor_parallel/random.py).
+    """
+    CheckpointWithoutOutput.__init__.__defaults__ = (None,)
 
 
 class RMSNorm(torch.nn.RMSNorm):

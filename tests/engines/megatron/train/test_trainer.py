@@ -17,6 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron.train.rollback import RestorePoint
 from asyncrl.errors import NonFiniteLoss, WeightUpdateFailed
 from asyncrl.types import Batch
@@ -180,6 +181,19 @@ def test_loss_and_gradients_do_not_depend_on_packing(tmp_path: Path, checkpoint:
         assert report.loss == pytest.approx(reports[0].loss, abs=1e-6)
         assert report.grad_norm == pytest.approx(reports[0].grad_norm, rel=1e-5)
         assert largest_difference(moved, weights[0]) < 1e-6
+
+
+@pytest.mark.parametrize("modules", [("layernorm",), ("core_attn", "layernorm", "mlp", "moe")])
+def test_parts_that_are_recomputed_give_the_same_numbers(tmp_path: Path, modules: tuple[Any, ...]) -> None:
+    path = write_checkpoint(tmp_path / "hf", moe=True)
+    settings = trainer_settings(path, num_steps_per_rollout=2)  # with a pass without gradients
+    reports = []
+    for parallel in (ParallelConfig(), ParallelConfig(recompute_granularity="selective", recompute_modules=modules)):
+        with one_rank(replace(settings, parallel=parallel)) as rank:
+            reports.append(rank.train(random_batch()))
+    kept, again = reports
+    assert again.grad_norm == pytest.approx(kept.grad_norm, rel=1e-5)
+    assert [list(row) for row in again.logprobs] == [list(row) for row in kept.logprobs]
 
 
 def test_a_step_makes_rewarded_answers_likelier(checkpoint: Path) -> None:
