@@ -13,7 +13,12 @@ MULTIPLE_ON_GPU = 8
 
 def check_layout(shape: ModelShape, parallel: ParallelConfig, device: str) -> None:
     """Raise ConfigError, with one line for each reason, unless ``shape`` can be split as ``parallel`` asks."""
-    refuse(_tensor(shape, parallel) + _pipeline(shape, parallel) + _experts(shape.experts, parallel, device))
+    lines = _tensor(shape, parallel) + _pipeline(shape, parallel) + _experts(shape.experts, parallel, device)
+    lines += must(
+        shape.latent is not None or "mla_up_proj" not in parallel.recompute_modules,
+        "recompute-modules mla_up_proj: the model has no latent attention; leave it out",
+    )
+    refuse(lines)
 
 
 def check_engines(shape: ModelShape, num_gpus: int, flags: Mapping[str, FlagWords]) -> None:

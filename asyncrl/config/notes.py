@@ -75,6 +75,10 @@ def _settings(run: RunConfig) -> list[str]:
             f"micro-batch-size {run.train.micro_batch_size} has no effect: use-dynamic-batch-size fills microbatches "
             f"up to max-tokens-per-gpu {run.train.max_tokens_per_gpu}"
         )
+    if "moe_act" in run.parallel.recompute_modules:
+        lines.append(
+            "recompute-modules moe_act has no effect: the activation of experts keeps nothing that could be recomputed"
+        )
     if run.rollout.partial_rollout and run.rollout.staleness == 0:
         lines.append(
             "partial-rollout has little effect with max-staleness 0: tokens from before an update are masked, where "

@@ -56,6 +56,12 @@ def refusal(config: dict[str, Any], parallel: dict[str, Any], device: str) -> st
         ),
         (DENSE, {"decoder_first_pipeline_num_layers": 1}, "cuda", "without pipeline-model-parallel-size"),
         (DENSE, {"expert_model_parallel_size": 2}, "cuda", "the model has no experts"),
+        (
+            DENSE,
+            {"recompute_granularity": "selective", "recompute_modules": ("mlp", "mla_up_proj")},
+            "cuda",
+            "recompute-modules mla_up_proj: the model has no latent attention; leave it out",
+        ),
         (MIXTURE, {"expert_model_parallel_size": 4}, "cuda", "4 does not divide the model's 6 experts"),
         (
             MIXTURE,

@@ -128,6 +128,13 @@ def test_micro_batches_filled_by_tokens_ignore_their_number_of_samples_with_a_no
     assert load(tmp_path, "--micro-batch-size", "1").notes == ()
 
 
+def test_the_activation_of_experts_has_nothing_to_recompute_and_a_note_says_so(tmp_path: Path) -> None:
+    words = "--recompute-granularity selective --recompute-modules"
+    (note,) = load(tmp_path, *words.split(), "core_attn", "moe_act").notes
+    assert note.startswith("recompute-modules moe_act has no effect: ")
+    assert load(tmp_path, *words.split(), "core_attn").notes == ()
+
+
 def test_the_buffer_is_counted_in_batches(tmp_path: Path) -> None:
     words = ["--rollout-batch-size", "32", "--async-buffer-size", "4"]
     assert load(tmp_path, *words).rollout.buffer_groups == 128

@@ -241,7 +241,8 @@ def _memory_settings(parallel: ParallelConfig) -> dict[str, Any]:
         settings["recompute_method"] = parallel.recompute_method or "uniform"
         settings["recompute_num_layers"] = parallel.recompute_num_layers or 1
     if parallel.recompute_modules:
-        settings["recompute_modules"] = list(parallel.recompute_modules)
+        # The activation of experts keeps nothing that moe_act would free, and Megatron has it for its own experts.
+        settings["recompute_modules"] = [each for each in parallel.recompute_modules if each != "moe_act"]
     return settings
 
 

@@ -183,7 +183,7 @@ def test_loss_and_gradients_do_not_depend_on_packing(tmp_path: Path, checkpoint:
         assert largest_difference(moved, weights[0]) < 1e-6
 
 
-@pytest.mark.parametrize("modules", [("layernorm",), ("core_attn", "layernorm", "mlp", "moe")])
+@pytest.mark.parametrize("modules", [("layernorm",), ("moe_act",), ("core_attn", "layernorm", "mlp", "moe")])
 def test_parts_that_are_recomputed_give_the_same_numbers(tmp_path: Path, modules: tuple[Any, ...]) -> None:
     path = write_checkpoint(tmp_path / "hf", moe=True)
     settings = trainer_settings(path, num_steps_per_rollout=2)  # with a pass without gradients
