@@ -98,7 +98,7 @@ def begin_checkpoint(source: Path, target: Path, changes: dict[str, Any]) -> Pat
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for pattern in ACCOMPANYING_FILES:
-        for path in source.glob(pattern):
+        for path in filter(Path.is_file, source.glob(pattern)):
             shutil.copyfile(path, partial / path.name)
     _copy_config(source, partial, changes)
     return partial

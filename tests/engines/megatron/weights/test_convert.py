@@ -272,6 +272,20 @@ def test_damaged_files_are_refused_in_one_line_and_leave_no_target_folder(
         to_hf(tmp_path / "saved", tmp_path / "back", hf)
 
 
+def test_folders_beside_the_files_of_a_model_are_left_out(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("tokenized", "old.model"):
+        (source / name).mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json"):
+        (source / name).write_text("{}")
+    hf_files.replace_checkpoint([("weight", torch.zeros(2))], source, tmp_path / "saved", {})
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+
+
 def test_a_safetensors_header_at_its_limit_starts_another_file(tmp_path: Path) -> None:
     tensors = {f"weight.{'x' * 60}.{number}": torch.full((3,), number, dtype=torch.bfloat16) for number in range(3000)}
     shards = hf_files.write_shards(tensors.items(), tmp_path)
