@@ -159,7 +159,9 @@ def _run(
 ) -> None:
     run, started = checked.run, time.monotonic()
     ending = EndTimer(signals.code_if_received)
-    plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
+    is_bounded = not run.debug.debug_rollout_only and run.debug.load_debug_rollout_data is None
+    bound = run.rollout.staleness if is_bounded else None
+    plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=bound)
     signals.remember()
     with ExitStack() as stack:
         stack.callback(ending.cancel)

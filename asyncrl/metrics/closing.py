@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.metrics.history import History, SetNumbers, only_margin
-from asyncrl.metrics.live_view import RunTargets
+from asyncrl.metrics.live_view import RunTargets, bound_of, is_over
 from asyncrl.metrics.logs import LOG_FILE
 from asyncrl.metrics.sinks import METRICS_FILE, TENSORBOARD_FOLDER
 from asyncrl.metrics.timeline import TIMELINE_FILE
@@ -102,8 +102,8 @@ def _add_tokens(table: Table, history: History) -> None:
 
 
 def _add_timing(table: Table, history: History, plan: RunTargets) -> None:
-    most = "no token trained" if history.max_lag is None else f"max {history.max_lag}, bound {plan.max_staleness}"
-    over = history.max_lag is not None and history.max_lag > plan.max_staleness
+    most = "no token trained" if history.max_lag is None else f"max {history.max_lag}, {bound_of(plan)}"
+    over = history.max_lag is not None and is_over(plan, history.max_lag)
     table.add_section()
     table.add_row("lag", Text(most, style="red" if over else ""))
     if history.updates:

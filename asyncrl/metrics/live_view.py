@@ -42,7 +42,8 @@ class RunTargets:
 
     name: str
     num_steps: int
-    max_staleness: int
+    max_staleness: int | None
+    """The bound on the lag of trained tokens; None in a run without engines or without a trainer, which has none."""
 
 
 class View(Protocol):
@@ -342,9 +343,19 @@ def _main_reason(stats: Gauges) -> str:
 def _lag(plan: RunTargets, row: Row) -> Text:
     if "lag/max" not in row:
         return Text("no token trained", style="dim")
-    over = row["lag/max"] > plan.max_staleness
     most = f"max {row['lag/max']}"
-    return Text.assemble((most, "red" if over else ""), f", mean {row['lag/mean']:.2f}, bound {plan.max_staleness}")
+    color = "red" if is_over(plan, row["lag/max"]) else ""
+    return Text.assemble((most, color), f", mean {row['lag/mean']:.2f}, {bound_of(plan)}")
+
+
+def is_over(plan: RunTargets, lag: float) -> bool:
+    """Return whether a lag is above the bound."""
+    return plan.max_staleness is not None and lag > plan.max_staleness
+
+
+def bound_of(plan: RunTargets) -> str:
+    """Return the bound on the lag in words."""
+    return "no bound" if plan.max_staleness is None else f"bound {plan.max_staleness}"
 
 
 def _pause(row: Row) -> Text:

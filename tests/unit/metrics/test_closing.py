@@ -15,10 +15,10 @@ from tests.unit.metrics.made import TOKENS, UPDATE, evaluated_set, evaluation, f
 PLAN = RunTargets(name="tiny", num_steps=3, max_staleness=1)
 
 
-def printed(history: History, run_dir: Path) -> dict[str, str]:
+def printed(history: History, run_dir: Path, plan: RunTargets = PLAN) -> dict[str, str]:
     """The lines of the table by their labels."""
     console = Console(file=io.StringIO(), width=80)
-    console.print(closing_table(history, PLAN, 75.0, run_dir))
+    console.print(closing_table(history, plan, 75.0, run_dir))
     assert isinstance(console.file, io.StringIO)
     lines = [line.strip() for line in console.file.getvalue().splitlines()]
     assert all(len(line) <= 80 for line in lines)
@@ -53,6 +53,12 @@ def test_the_closing_table_adds_up_the_run(tmp_path: Path) -> None:
     assert lines["trainer waited"] == "25 % of the time"
     assert lines["engines idle"] == "12 % of the time"
     assert lines["the run was"] == "taking turns"
+
+
+def test_a_run_that_nothing_keeps_within_the_bound_has_none(tmp_path: Path) -> None:
+    """Neither engines without a trainer nor saved batches keep within the bound on staleness."""
+    lines = printed(three_steps(tmp_path), tmp_path, replace(PLAN, max_staleness=None))
+    assert lines["lag"] == "max 1, no bound"
 
 
 def test_tokens_that_a_kill_lost_have_a_row(tmp_path: Path) -> None:

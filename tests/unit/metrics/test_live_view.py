@@ -116,6 +116,16 @@ def test_an_outage_is_shown_until_it_is_over() -> None:
     assert shown(console)[0].endswith(reason)
 
 
+def test_a_lag_without_a_bound_is_not_red() -> None:
+    console = screen(terminal=True)
+    view = LiveView(console, replace(PLAN, max_staleness=None), clock=ticking())
+    take(view, facts(0))
+    view.close()
+    assert "max 1, mean" in "\n".join(last_panel(view))
+    assert "no bound" in "\n".join(last_panel(view))
+    assert "\x1b[31m" not in "\n".join(shown(console))
+
+
 def test_a_lag_above_the_bound_is_red() -> None:
     console = screen(terminal=True)
     view = LiveView(console, RunTargets(name="tiny", num_steps=10, max_staleness=0), clock=ticking())
