@@ -216,18 +216,15 @@ def _let_go(layer: LayerActivations, parallel: ParallelConfig) -> float:
     """Count the elements that selective recomputation frees.
 
     ``core_attn`` frees rotated queries and keys but keeps them unrotated, so it only frees what context-parallel ranks
-    gather.  ``moe_act`` has nothing to free.
+    gather.  ``moe_act`` has nothing to free.  ``mlp`` is for layers without experts, ``moe`` for layers with experts.
     """
     sizes = {
         "core_attn": layer.gathered,
         "layernorm": layer.norms,
         "mla_up_proj": layer.latent_up,
-        "mlp": layer.mlp,
-        "moe": layer.mlp,
+        "moe" if layer.stacked else "mlp": layer.mlp,
     }
     modules = set(parallel.recompute_modules or ("core_attn",))
-    if {"mlp", "moe"} <= modules:
-        modules.remove("moe")
     return sum(sizes.get(module, 0.0) for module in modules)
 
 

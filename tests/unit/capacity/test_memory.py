@@ -168,6 +168,16 @@ def test_selective_recomputation_frees_the_recomputed_activations() -> None:
     assert rank("1.7b", recompute_granularity="selective").activations == nothing.activations
 
 
+def test_recomputed_experts_and_mlps_free_nothing_in_layers_that_have_none() -> None:
+    def activations(name: str, *modules: str) -> float:
+        asked = {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
+        return rank(name, **asked).activations
+
+    assert activations("1.7b", "moe") == activations("1.7b") > activations("1.7b", "mlp", "moe")
+    assert activations("1.7b", "mlp", "moe") == activations("1.7b", "mlp")
+    assert activations("moe-2b", "mlp") == activations("moe-2b") > activations("moe-2b", "moe")
+
+
 def test_recomputed_attention_frees_what_context_parallel_ranks_gather() -> None:
     shared = {"context_parallel_size": 2}
     nothing, selective = rank("1.7b", **shared), rank("1.7b", **shared, recompute_activations=True)
