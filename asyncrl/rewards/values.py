@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.errors import RewardFailed, RewardKeyMissing
-from asyncrl.types import Reward
+from asyncrl.types import Reward, is_usable
 
 
 def reward_of(value: Any, key: str | None) -> Reward:
@@ -36,12 +36,14 @@ def rewards_of(values: Any, key: str | None) -> list[Reward]:
 
 
 def number_of(value: Any, name: str) -> float:
-    """Return the one number that ``value`` is.  Raises RewardFailed, with the ``name`` of the value."""
+    """Return the one usable number that ``value`` is.  Raises RewardFailed, with the ``name`` of the value."""
     plain = _plain(value)
     while isinstance(plain, list) and len(plain) == 1:  # a tensor with one element
         plain = plain[0]
-    if isinstance(plain, numbers.Real):
+    if is_usable(plain):
         return float(plain)
+    if isinstance(plain, numbers.Real):
+        raise RewardFailed(f"{name} must be one number from -1e15 to 1e15, got {value!r:.80}")
     raise RewardFailed(f"{name} must be one number, got a {type(value).__name__}: {value!r}")
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+import re
 import threading
 import time
 from functools import partial
@@ -153,6 +155,23 @@ def test_turns_may_have_rewards_or_stay_out_of_the_loss() -> None:
     assert found.loss_mask == (0, 0, 1, 1, 1)
     assert [turn.reward for turn in found.sample.turns] == [None, 0.25]
     assert found.reward == Reward(value=1.0, parts={"right": 1.0, "short": True})
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e16])
+def test_rewards_that_cannot_be_trained_are_refused_as_in_a_run(number: float) -> None:
+    async def praises_a_turn(ep: Episode) -> None:
+        (await ep.generate()).reward = number
+
+    async def praises_itself(ep: Episode) -> None:
+        await ep.generate()
+        ep.reward = {"right": number}
+
+    with pytest.raises(
+        RewardFailed, match=f"a turn's reward must be one number from -1e15 to 1e15, got {re.escape(str(number))}"
+    ):
+        play(praises_a_turn, prompt="?", answers=["a"])
+    with pytest.raises(RewardFailed, match="'right' of a dict reward must be one number from -1e15 to 1e15, got"):
+        play(praises_itself, prompt="?", answers=["a"], reward_key="right")
 
 
 def test_forks_and_conversations_are_samples_of_their_own() -> None:
