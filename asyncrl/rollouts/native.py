@@ -22,7 +22,7 @@ from asyncrl.errors import EpisodeEnded, ToolFailed, ToolTimeout, name_of
 from asyncrl.rewards.values import number_of, reward_of
 from asyncrl.rollouts.chat import ChatTokenizer, continuation_ids, conversation_ids
 from asyncrl.rollouts.interfaces import EpisodeCall
-from asyncrl.rollouts.session import Verdict
+from asyncrl.rollouts.session import FURTHER_SETTINGS, Verdict
 from asyncrl.types import Floats, GroupId, JsonValue, SamplingParams
 
 type Message = Mapping[str, Any]
@@ -123,8 +123,8 @@ class Conversation:
         """Let the model continue.  Several conversations of an episode may generate at once.
 
         ``stop`` adds stop strings to the run's; ``max_new_tokens`` may only lower the run's limit; ``settings`` are
-        further sampling parameters by SGLang's names.  Raises EpisodeEnded if the episode has no turns or no room left:
-        a function that lets it pass ends there, and its turns are trained.
+        further sampling parameters by SGLang's names, and any other name raises TypeError.  Raises EpisodeEnded if the
+        episode has no turns or no room left: a function that lets it pass ends there, and its turns are trained.
         """
         usual = self._state.call.start.sampling
         changes: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
@@ -348,9 +348,12 @@ def _unbound(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with(usual: SamplingParams, changes: Mapping[str, Any], settings: Mapping[str, Any]) -> SamplingParams:
-    """Return the settings with changes; names that are no field are SGLang's."""
+    """Return the settings with changes; names that are no field are SGLang's.  Raises TypeError."""
     known = {name: value for name, value in settings.items() if name in _FIELDS}
     further = {name: value for name, value in settings.items() if name not in _FIELDS}
+    if unknown := further.keys() - FURTHER_SETTINGS:
+        names = ", ".join(sorted(FURTHER_SETTINGS))
+        raise TypeError(f"generate has no setting '{min(unknown)}'; further ones are {names}")
     return (
         replace(usual, **{**known, **changes}, extra={**usual.extra, **further})
         if known or changes or further

@@ -13,6 +13,27 @@ from asyncrl.types import Chunk, Reward, SamplingParams, Weights
 
 logger = logging.getLogger(__name__)
 
+FURTHER_SETTINGS = frozenset(
+    {
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "json_schema",
+        "regex",
+        "ebnf",
+        "structural_tag",
+        "ignore_eos",
+        "stop_regex",
+        "logit_bias",
+        "custom_params",
+    }
+)
+"""Sampling parameters of SGLang 0.5.16 that the engines get as they are, besides those of ``SamplingParams``.
+
+SGLang breaks a streamed answer off at any other name, so the engine seems to be lost.  ``n`` would mix several answers
+in one stream.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:

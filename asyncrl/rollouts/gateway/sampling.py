@@ -8,22 +8,9 @@ from typing import Any
 
 from asyncrl.rollouts.gateway.fields import Body, dumped, flag, integer, mapping, number, shown, texts, token_ids
 from asyncrl.rollouts.gateway.refusals import bad
+from asyncrl.rollouts.session import FURTHER_SETTINGS
 from asyncrl.types import SamplingParams
 
-_SENT_ON = {
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
-    "ignore_eos",
-    "stop_regex",
-    "logit_bias",
-    "custom_params",
-}
-"""Further parameters of SGLang 0.5.16, which get them as they are."""
 _READ_HERE = frozenset(
     {
         *("temperature", "top_p", "top_k", "max_new_tokens", "min_new_tokens", "repetition_penalty", "stop"),
@@ -33,7 +20,7 @@ _READ_HERE = frozenset(
 _WITHOUT_EFFECT = frozenset({"spaces_between_special_tokens", "sampling_seed", "stream_interval"})
 """Parameters that are accepted and not used: each call gets a seed of its episode, because calls without one, or with
 the same one, draw alike."""
-_GENERATE_NAMES = _READ_HERE | _WITHOUT_EFFECT | _SENT_ON
+_GENERATE_NAMES = _READ_HERE | _WITHOUT_EFFECT | FURTHER_SETTINGS
 
 _MOST_ANSWERS = 1024
 """Answers of one request, at most: each is a task and an engine call."""
@@ -117,7 +104,7 @@ def _checked(params: Mapping[str, Any], run: SamplingParams, max_new_tokens: int
 
 def _sent_on(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that the engines get as they are.  Raises RequestRefused."""
-    found = {name: params[name] for name in _SENT_ON & params.keys() if params[name] is not None}
+    found = {name: params[name] for name in FURTHER_SETTINGS & params.keys() if params[name] is not None}
     for name, value in found.items():
         dumped(value, name)  # refuses what the client of the engines cannot write, which would end the run
     return found

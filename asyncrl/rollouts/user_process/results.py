@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+import orjson
+
 from asyncrl.episodes import EpisodeEnd
 from asyncrl.rollouts.interfaces import SlimeResult
 from asyncrl.rollouts.session import Verdict
@@ -88,7 +90,7 @@ def _setting(name: str, value: Any, usual: Any) -> Any:
     """Return a value of the type that the setting has."""
     if isinstance(usual, Mapping):
         if isinstance(value, Mapping):
-            return dict(value)
+            return {further: _json(further, each) for further, each in value.items()}
     elif isinstance(usual, tuple):
         wanted = str if name == "stop" else int
         if isinstance(value, list) and all(isinstance(each, wanted) for each in value):
@@ -96,6 +98,14 @@ def _setting(name: str, value: Any, usual: Any) -> Any:
     elif isinstance(value, int | float) and math.isfinite(value) and (isinstance(usual, float) or value == int(value)):
         return type(usual)(value)
     raise ValueError(f"sampling setting {name} cannot be {value!r}")
+
+
+def _json(name: str, value: Any) -> Any:
+    """Return the value as the body of a request has it, with texts as the keys of objects.  Raises ValueError."""
+    try:
+        return orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+    except TypeError as error:  # the client of the engines would raise it, which would end the run
+        raise ValueError(f"sampling setting {name} cannot be {value!r:.80}: {error}") from error
 
 
 def _finite(value: Any, name: str) -> float:

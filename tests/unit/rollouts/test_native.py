@@ -203,6 +203,18 @@ def test_settings_of_one_turn_reach_the_model() -> None:
     assert play(episode, prompt="?", answers=["abc"]).trajectories[0].reward is None
 
 
+@pytest.mark.parametrize("settings", [{"n": 2}, {"max_tokens": 5}, {"sampling_seed": 1}, {"is_normalized": True}])
+def test_settings_that_no_turn_has_are_named(settings: dict[str, Any]) -> None:
+    async def episode(ep: Episode) -> None:
+        await ep.generate(**settings)
+
+    (name,) = settings
+    with pytest.raises(
+        TypeError, match=rf"^generate has no setting '{name}'; further ones are custom_params, ebnf, .*"
+    ):
+        play(episode, prompt="?", answers=["abc"])
+
+
 def test_only_changed_metadata_reaches_the_sample() -> None:
     async def episode(ep: Episode) -> None:
         await ep.generate()
