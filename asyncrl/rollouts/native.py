@@ -50,6 +50,7 @@ class ModelTurn:
     """One answer of the model.  ``reward`` and ``is_trained`` may be set."""
 
     text: str
+    """With special tokens, such as the model's end token, unless the run skips them."""
     token_ids: tuple[int, ...]
     logprobs: Floats
     finish: str

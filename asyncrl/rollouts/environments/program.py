@@ -5,8 +5,8 @@ class Guess:
         self.number = metadata["number"]
         return None                                    # the prompt is the first observation
 
-    def step(self, action):                            # the text of a turn
-        guess = int(action)
+    def step(self, action):                            # the text of a turn, with the model's end token
+        guess = int(action.removesuffix("<|im_end|>"))
         return ("higher" if guess < self.number else "lower"), float(guess == self.number), guess == self.number, {}
 
 episode = environment_program(Guess)                   # --custom-generate-function-path guess:episode

@@ -2,7 +2,7 @@
 
 async def episode(ep):
     turn = await run_tools(ep, {"calculator": calculator})
-    ep.reward = float(turn.text.strip() == ep.label)
+    ep.reward = float(turn.text.removesuffix("<|im_end|>").strip() == ep.label)
 """
 
 import asyncio
