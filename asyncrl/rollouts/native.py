@@ -193,7 +193,7 @@ class Episode(Conversation):
         prompt = call.start.prompt
         tools = prompt.metadata.get("tools")
         super().__init__(
-            _State(call=call, settings=settings, tools=tuple(tools) if isinstance(tools, Sequence) else ()),
+            _State(call=call, settings=settings, tools=tuple(tools) if isinstance(tools, list | tuple) else ()),
             0,
             prompt.token_ids,
         )

@@ -227,6 +227,17 @@ def test_only_changed_metadata_reaches_the_sample() -> None:
     assert given["steps"] == [1]
 
 
+@pytest.mark.parametrize("tools", ["python", '[{"name": "add"}]', {"name": "add"}, None])
+def test_metadata_named_tools_that_is_no_list_shows_no_tools(tools: Any) -> None:
+    async def episode(ep: Episode) -> None:
+        assert ep.tools == ()
+        await ep.conversation([{"role": "user", "content": "Hi"}]).generate()
+
+    tokenizer = TemplateTokenizer(QWEN3)
+    played = play(episode, prompt="?", answers=["a"], metadata={"tools": tools}, tokenizer=tokenizer)
+    assert played.seen == ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",)
+
+
 def test_mistakes_get_one_line() -> None:
     async def observes_first(ep: Episode) -> None:
         ep.observe([{"role": "user", "content": "?"}])
