@@ -99,17 +99,28 @@ def _in_response(region: Region, prompt_length: int) -> Region | None:
 
 
 def _by_content(response: TokenIds, mask: bytes, begin: int, turns: Sequence[GeneratedTurn]) -> list[Region]:
-    """Return the turns that ``response`` holds from ``begin`` on, in the order of their calls."""
+    """Return the turns that ``response`` holds from ``begin`` on.
+
+    Whole turns come first, in the order of their calls.  Only then do beginnings of others get what is left, because
+    turns begin alike: with the same thought, or the same mark.
+    """
     found: list[Region] = []
-    packed = response.tobytes()
+    packed, free, cut = response.tobytes(), bytearray(mask), []
+    free[:begin] = bytes(begin)
     for turn in turns:
         ids = ids_of(turn.token_ids)
-        start, length = _place(packed, ids, mask, begin), len(ids)
+        start = _place(packed, ids, mask, begin)
         if start is None:
-            start, length = _beginning(response, ids, mask, begin)
+            cut.append((turn, ids))
+        else:
+            begin = start + len(ids)
+            found.append(Region(start=start, stop=begin, turn=turn, is_moved=True))
+            free[start:begin] = bytes(len(ids))
+    for turn, ids in cut:
+        start, length = _beginning(response, ids, bytes(free))
         if length:
             found.append(Region(start=start, stop=start + length, turn=turn, is_moved=True))
-            begin = start + length
+            free[start : start + length] = bytes(length)
     return found
 
 
@@ -124,19 +135,22 @@ def _place(packed: bytes, ids: TokenIds, mask: bytes, begin: int) -> int | None:
     return None
 
 
-def _beginning(response: TokenIds, ids: TokenIds, mask: bytes, begin: int) -> tuple[int, int]:
-    """Return place and length of the longest beginning of ``ids`` where trained tokens begin; length 0 without one."""
+def _beginning(response: TokenIds, ids: TokenIds, free: bytes) -> tuple[int, int]:
+    """Return place and length of the longest beginning of ``ids`` where free tokens begin; length 0 without one.
+
+    ``free`` has a 1 for each trained token that no turn has.
+    """
     best = (0, 0)
-    for start, stop in _runs(mask, begin):
+    for start, stop in _runs(free):
         alike = same_up_to(response[start:stop], ids)
         if alike >= FEWEST_ALIKE and alike > best[1]:
             best = (start, alike)
     return best
 
 
-def _runs(mask: bytes, begin: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of each run of ones from ``begin`` on."""
-    for found in _ONES.finditer(mask, begin):
+def _runs(mask: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of each run of ones."""
+    for found in _ONES.finditer(mask):
         yield found.span()
 
 

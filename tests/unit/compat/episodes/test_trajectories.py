@@ -171,6 +171,26 @@ def test_a_turn_found_by_content_may_have_another_end() -> None:
 
 
 @on_a_loop
+def test_a_turn_that_was_left_out_takes_no_tokens_of_one_that_begins_alike() -> None:
+    counts: Counter[str] = Counter()
+    refused, taken = (10, 11, 12, 13, 30, 31), (10, 11, 12, 13, 40, 41)
+    session = session_of((PROMPT, turn_of(0, refused)), (PROMPT, turn_of(1, taken)))
+    found = only(session, state((50, *taken), loss_mask=[0, *[1] * 6]), counts)
+    assert turns_of(found) == [(1, 1, 7)]
+    assert found.sample.logprobs[1] == -2.0
+    assert counts == Counter({MOVED: 6})
+
+
+@on_a_loop
+def test_a_turn_with_another_end_may_stand_before_a_whole_one() -> None:
+    counts: Counter[str] = Counter()
+    response = (50, 10, 11, 12, 13, 9, *SEEN, *SECOND)
+    found = only(two_turns(), state(response, loss_mask=[0, *[1] * 5, 0, 0, *[1] * 4]), counts)
+    assert turns_of(found) == [(0, 1, 5), (FIRST_ARTIFICIAL_CALL, 5, 6), (1, 8, 12)]
+    assert counts == Counter({MOVED: 8, UNMATCHED: 1})
+
+
+@on_a_loop
 def test_earlier_turns_may_be_part_of_the_prompt() -> None:
     given = state(SECOND, prompt_ids=PROMPT + FIRST + SEEN)
     found = only(two_turns(), given)
