@@ -352,7 +352,7 @@ def _with(usual: SamplingParams, changes: Mapping[str, Any], settings: Mapping[s
     """Return the settings with changes; names that are no field are SGLang's.  Raises TypeError."""
     known = {name: value for name, value in settings.items() if name in _FIELDS}
     further = {name: value for name, value in settings.items() if name not in _FIELDS}
-    if unknown := further.keys() - FURTHER_SETTINGS:
+    if unknown := further.keys() - FURTHER_SETTINGS.keys():
         names = ", ".join(sorted(FURTHER_SETTINGS))
         raise TypeError(f"generate has no setting '{min(unknown)}'; further ones are {names}")
     return (

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns, GeneratedTurn, Trajectory
 from asyncrl.errors import EpisodeEnded
@@ -13,26 +14,37 @@ from asyncrl.types import Chunk, Reward, SamplingParams, Weights
 
 logger = logging.getLogger(__name__)
 
-FURTHER_SETTINGS = frozenset(
-    {
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "json_schema",
-        "regex",
-        "ebnf",
-        "structural_tag",
-        "ignore_eos",
-        "stop_regex",
-        "logit_bias",
-        "custom_params",
-    }
-)
+_TEXT, _NUMBER = "a text that is not empty", "a number"
+FURTHER_SETTINGS: Mapping[str, str] = {
+    "min_p": _NUMBER,
+    "frequency_penalty": _NUMBER,
+    "presence_penalty": _NUMBER,
+    "json_schema": _TEXT,
+    "regex": _TEXT,
+    "ebnf": _TEXT,
+    "structural_tag": _TEXT,
+    "ignore_eos": "true or false",
+    "stop_regex": "a text or a list of texts",
+    "logit_bias": "an object of numbers by token id",
+    "custom_params": "a JSON value",
+}
 """Sampling parameters of SGLang 0.5.16 that the engines get as they are, besides those of ``SamplingParams``.
 
-SGLang breaks a streamed answer off at any other name, so the engine seems to be lost.  ``n`` would mix several answers
-in one stream.
+SGLang raises TypeError at any other name, which breaks a streamed answer off, so the engine seems to be lost.  ``n``
+would put the tokens of several answers in one stream.
 """
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    _TEXT: lambda value: isinstance(value, str) and value != "",
+    _NUMBER: lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "true or false": lambda value: isinstance(value, bool),
+    "a text or a list of texts": lambda value: all(
+        isinstance(each, str) for each in (value if isinstance(value, list) else [value])
+    ),
+    "an object of numbers by token id": lambda value: (
+        isinstance(value, Mapping) and all(map(_FITS[_NUMBER], value.values()))
+    ),
+    "a JSON value": lambda value: True,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +130,15 @@ class EpisodeSession:
 
         ``token_ids`` are a tuple, or an array, which saves a copy.  Without ``sampling`` the run's settings apply.
         ``conversation``, ``reason`` and ``kept``: see TokenRecord.
-        Raises ValueError for token ids that the model lacks, EpisodeEnded at a limit and after the end, and what
-        ``EpisodeTurns.generate`` raises.
+        Raises ValueError for token ids that the model lacks and for settings of a wrong type, EpisodeEnded at a limit
+        and after the end, and what ``EpisodeTurns.generate`` raises.
         """
         ids = self._checked(token_ids)
         sampling = self._limited(len(ids), sampling or self.start.sampling)
         if sampling.stop_token_ids != self.start.sampling.stop_token_ids:
             self._check_range("stop_token_ids", sampling.stop_token_ids)
+        if sampling.extra is not self.start.sampling.extra:
+            _check_further(sampling.extra)
         self._warn_of_temperature(sampling.temperature)
         self._num_calls += 1
         asked = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
@@ -237,6 +251,18 @@ class EpisodeSession:
         if (most, least) == (sampling.max_new_tokens, sampling.min_new_tokens):
             return sampling
         return replace(sampling, max_new_tokens=most, min_new_tokens=least)
+
+
+def _check_further(extra: Mapping[str, Any]) -> None:
+    """Raise ValueError for a value of the wrong type.
+
+    SGLang compares numbers before it answers: a text in their place raises TypeError, which breaks the streamed answer
+    off, so the engine seems to be lost.
+    """
+    for name, value in extra.items():
+        kind = FURTHER_SETTINGS.get(name)
+        if kind is not None and value is not None and not _FITS[kind](value):
+            raise ValueError(f"{name} must be {kind}, got {value!r:.80}")
 
 
 def _with_metadata(trajectories: tuple[Trajectory, ...], metadata: Mapping[str, object]) -> tuple[Trajectory, ...]:

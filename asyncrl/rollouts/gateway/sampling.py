@@ -20,7 +20,7 @@ _READ_HERE = frozenset(
 _WITHOUT_EFFECT = frozenset({"spaces_between_special_tokens", "sampling_seed", "stream_interval"})
 """Parameters that are accepted and not used: each call gets a seed of its episode, because calls without one, or with
 the same one, draw alike."""
-_GENERATE_NAMES = _READ_HERE | _WITHOUT_EFFECT | FURTHER_SETTINGS
+_GENERATE_NAMES = _READ_HERE | _WITHOUT_EFFECT | FURTHER_SETTINGS.keys()
 
 _MOST_ANSWERS = 1024
 """Answers of one request, at most: each is a task and an engine call."""
@@ -104,7 +104,7 @@ def _checked(params: Mapping[str, Any], run: SamplingParams, max_new_tokens: int
 
 def _sent_on(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that the engines get as they are.  Raises RequestRefused."""
-    found = {name: params[name] for name in FURTHER_SETTINGS & params.keys() if params[name] is not None}
+    found = {name: params[name] for name in FURTHER_SETTINGS.keys() & params.keys() if params[name] is not None}
     for name, value in found.items():
         dumped(value, name)  # refuses what the client of the engines cannot write, which would end the run
     return found

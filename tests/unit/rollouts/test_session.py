@@ -75,6 +75,34 @@ def test_token_ids_that_the_model_lacks_reach_no_engine(token_ids: tuple[int, ..
     assert run(episode()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("json_schema", {"type": "object"}, '{"type": "object"}'),
+        ("regex", ["a"], "a"),
+        ("ebnf", 5, "root ::= a"),
+        ("structural_tag", "", "{}"),
+        ("stop_regex", [5], ["a", "b"]),
+        ("min_p", "0.1", 0),
+        ("frequency_penalty", True, 0.5),
+        ("presence_penalty", [], -1.0),
+        ("ignore_eos", "yes", False),
+        ("logit_bias", {"5": None}, {"5": -100, "6": 0.5}),
+        ("logit_bias", [5], None),
+    ],
+)
+def test_a_setting_of_a_wrong_type_reaches_no_engine(name: str, wrong: object, right: object) -> None:
+    async def episode() -> int:
+        turns = ScriptedTurns(two_tokens)
+        session = session_of(turns)
+        with pytest.raises(ValueError, match=f"^{name} must be .*, got "):
+            await session.generate((1, 2, 3), replace(SAMPLING, extra={name: wrong}))
+        await session.generate((1, 2, 3), replace(SAMPLING, extra={name: right}))
+        return len(turns.asked)
+
+    assert run(episode()) == 1
+
+
 def test_an_observation_with_an_id_that_the_model_lacks_is_refused() -> None:
     async def episode() -> None:
         session = session_of(ScriptedTurns(two_tokens))

@@ -120,6 +120,14 @@ def test_without_settings_the_run_s_apply(tmp_path: Path) -> None:
             {"input_ids": [5], "sampling_params": {"custom_params": json.loads(300 * "[" + 300 * "]")}},
             "custom_params must be nested at most 250 levels deep",
         ),
+        (
+            {"input_ids": [5], "sampling_params": {"json_schema": {"type": "object"}}},
+            "json_schema must be a text that is not empty, got {'type': 'object'}",
+        ),
+        (
+            {"input_ids": [5], "sampling_params": {"logit_bias": {"5": "1"}}},
+            "logit_bias must be an object of numbers by token id, got {'5': '1'}",
+        ),
         ({"input_ids": []}, "must not be empty"),
         ({}, "Either text, input_ids or input_embeds should be provided."),
         ({"input_ids": [5, 1000]}, "token ids must be 0 to 999, got 1000"),
