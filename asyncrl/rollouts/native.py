@@ -18,7 +18,7 @@ from operator import index
 from typing import Any
 
 from asyncrl.episodes import EpisodeEnd
-from asyncrl.errors import EpisodeEnded, ToolFailed, ToolTimeout, name_of
+from asyncrl.errors import EngineError, EpisodeEnded, SampleFailed, ToolFailed, ToolTimeout, name_of
 from asyncrl.rewards.values import number_of, reward_of
 from asyncrl.rollouts.chat import ChatTokenizer, continuation_ids, conversation_ids
 from asyncrl.rollouts.interfaces import EpisodeCall
@@ -283,6 +283,7 @@ class Episode(Conversation):
     ) -> Any:
         """Call a tool: ``async def`` on the loop, ``def`` in a thread.  Raises ToolFailed or ToolTimeout.
 
+        Errors of turns that the tool asks for pass as they are.
         The limit is ``--tool-timeout-s``.  A thread that is late stays busy; only its result is given up.  Bind
         arguments with ``functools.partial`` if one of them may be named ``timeout_s``.
         """
@@ -292,7 +293,7 @@ class Episode(Conversation):
         try:
             async with deadline:
                 return await _result(function, *args, **kwargs)
-        except EpisodeEnded:  # a tool that asks the model
+        except (EpisodeEnded, SampleFailed, EngineError):  # of a tool that asks the model, which must not learn from it
             raise
         except Exception as error:
             self.num_tool_errors += 1

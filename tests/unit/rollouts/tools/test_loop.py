@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.episodes import EpisodeEnd
-from asyncrl.errors import SandboxFailed
+from asyncrl.errors import EngineRejected, SampleFailed, SandboxFailed
 from asyncrl.rollouts.native import Episode
 from asyncrl.rollouts.testing import Played, play
 from asyncrl.rollouts.tools.calls import PARSERS, ToolCall
@@ -42,6 +42,16 @@ def test_a_sandbox_that_does_not_work_is_not_shown_to_the_model() -> None:
 
     result = played(call("python", code="1"), "5", tools={"python": python})
     assert result.end is EpisodeEnd.TOOL_FAILED
+
+
+@pytest.mark.parametrize("error", [SampleFailed("4 attempts, the last: lost"), EngineRejected("answered 400")])
+@pytest.mark.parametrize("on_error", ["observe", "raise"])
+def test_a_tool_whose_own_call_of_the_model_failed_fails_the_episode(error: Exception, on_error: str) -> None:
+    async def judge(text: str) -> str:
+        raise error  # as the turn of another conversation does
+
+    with pytest.raises(type(error)):
+        played(call("judge", text="?"), "5", tools={"judge": judge}, on_error=on_error)
 
 
 def test_result_is_observed_and_the_final_answer_ends_the_loop() -> None:
