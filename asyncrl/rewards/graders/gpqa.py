@@ -69,8 +69,8 @@ def _names(text: str, question: _Question) -> bool:
     given = _letter(text, question.letters)
     if given and question.right:
         return given == question.right
-    plain = _plain(text)
-    return any(target and target in plain for target in map(_plain, question.texts))
+    words = f" {_plain(text)} "
+    return any(target and f" {target} " in words for target in map(_plain, question.texts))
 
 
 def _question(label: Any, metadata: Mapping[str, Any]) -> _Question:
@@ -81,7 +81,9 @@ def _question(label: Any, metadata: Mapping[str, Any]) -> _Question:
     texts = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
     if right in letters and letters.index(right) < len(choices):
         texts.append(choices[letters.index(right)])
-    return _Question(letters=letters, right=right, texts=(*texts, text))
+    if text.upper() not in letters:  # as a text, the letter A would be right in any response with that word
+        texts.append(text)
+    return _Question(letters=letters, right=right, texts=tuple(texts))
 
 
 def _choices(metadata: Mapping[str, Any]) -> list[str]:
@@ -102,8 +104,16 @@ def _right(label: Any, text: str, given: Any, choices: list[str], letters: tuple
         return given.strip().upper()
     if len(text) == 1 and text.upper() in letters:
         return text.upper()
-    plain = [_plain(choice) for choice in choices]
-    return letters[plain.index(_plain(text))] if text and _plain(text) in plain else None
+    place = _place(text, choices)
+    return None if place is None or place >= len(letters) else letters[place]
+
+
+def _place(text: str, choices: list[str]) -> int | None:
+    """Return the place of the choice with this text: the same, or else the only one with the same words."""
+    if text in (stripped := [choice.strip() for choice in choices]):
+        return stripped.index(text)
+    plain, words = [_plain(choice) for choice in choices], _plain(text)
+    return plain.index(words) if words and plain.count(words) == 1 else None
 
 
 def _letter(text: str, letters: tuple[str, ...]) -> str | None:

@@ -114,6 +114,17 @@ def test_dapo_reads_an_integer_exactly(label: Any, prediction: str, is_right: bo
         ("The answer choice is D.", "D", {"valid_letters": "ABCD"}, 1.0),
         ("The answer choice is D.", "C", {"valid_letters": "ABCD"}, 0.0),
         ("(C) is the correct option.", "C", {"valid_letters": "ABCD"}, 1.0),
+        ("no clue at all", "A", {}, 0.0),
+        ("it is a question", "A", {"correct_letter": "B"}, 0.0),
+        ("It is two!", "two", {"choices": ["one", "two"], "valid_letters": "A"}, 1.0),
+        ("it cannot be a dog", "a", {"choices": ["a cat", "a cow"]}, 0.0),
+        ("the sum is 112", "12", {}, 0.0),
+        ("the sum is 12.", "12", {}, 1.0),
+        ("Answer: B", "1", {"choices": ["-1", "1"]}, 1.0),
+        ("Answer: A", "1", {"choices": ["-1", "1"]}, 0.0),
+        ("Answer: B", "\u5df4\u9ece", {"choices": ["\u4f26\u6566", "\u5df4\u9ece"]}, 1.0),
+        ("Answer: B", "\u5df4\u9ece ", {"choices": ["\u4f26\u6566", " \u5df4\u9ece"]}, 1.0),
+        ("Answer: A", "A dog!", {"choices": ["a dog", "a cat"]}, 1.0),
     ],
 )
 def test_a_choice(response: str, label: Any, metadata: dict[str, Any], expected: float) -> None:
