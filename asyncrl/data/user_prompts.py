@@ -1,6 +1,7 @@
 """Prompts of a user's data source, tokenised."""
 
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any
 
 import orjson
@@ -22,7 +23,7 @@ def tokeniser(
 
     def tokenise(new: NewPrompt, row: int) -> Prompt | None:
         text = _text(new, tokenizer, variables)
-        token_ids = new.token_ids or tuple(tokenizer.encode(text))
+        token_ids = _token_ids(new, row) or tuple(tokenizer.encode(text))
         if not token_ids:
             raise HookFailed(f"prompt {row} has no tokens")
         if is_stored:
@@ -50,6 +51,14 @@ def _text(new: NewPrompt, tokenizer: TextTokenizer, variables: Mapping[str, Any]
         return tokenizer.render(messages, tools_in(new.metadata), {**variables, **new.template_variables})
     except (DataError, TypeError, ValueError) as error:
         raise HookFailed(f"a prompt must be text or a list of messages: {error}") from error
+
+
+def _token_ids(new: NewPrompt, row: int) -> tuple[int, ...]:
+    """Return the source's own token ids as Python's integers, which JSON has.  Raises HookFailed."""
+    try:
+        return tuple(map(index, new.token_ids))
+    except TypeError as error:
+        raise HookFailed(f"prompt {row}: token_ids must be integers: {error}") from error
 
 
 def _check_json(new: NewPrompt, row: int) -> None:

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.compat import Sample, SlimeArgs
 from asyncrl.compat.data_sources import SlimeSource
 from asyncrl.data.user_prompts import tokeniser
+from asyncrl.errors import HookFailed
 from asyncrl.types import NewPrompt
 from tests.unit.data.tokenizers_for_tests import tokenizer
 
@@ -51,3 +53,19 @@ def test_messages_are_rendered_with_the_tools_of_the_metadata_and_kept(tmp_path:
     assert made is not None
     assert made.text == "one run"
     assert made.messages == tuple(MESSAGES)
+
+
+@pytest.mark.parametrize("given", [(1, 2), np.array([1, 2]), [np.int64(1), np.int64(2)]])
+def test_token_ids_of_a_source_become_plain_integers(tmp_path: Path, given: Any) -> None:
+    tokenise = tokeniser(tokenizer(tmp_path), None, {}, is_stored=False)
+    made = tokenise(NewPrompt(prompt="one", token_ids=given), 0)
+    assert made is not None
+    assert made.token_ids == (1, 2)
+    assert [type(each) for each in made.token_ids] == [int, int]
+
+
+def test_token_ids_that_are_no_integers_are_named(tmp_path: Path) -> None:
+    tokenise = tokeniser(tokenizer(tmp_path), None, {}, is_stored=False)
+    line = "prompt 7: token_ids must be integers: 'float' object cannot be interpreted as an integer"
+    with pytest.raises(HookFailed, match=f"^{line}$"):
+        tokenise(NewPrompt(prompt="one", token_ids=(1.0,)), 7)  # type: ignore[arg-type]
