@@ -80,8 +80,13 @@ class ParserProcess:
             tasks = await self._stack.enter_async_context(TaskGroup())
             reading = tasks.create_task(self._read(), name="answer-parser")
             self._stack.callback(reading.cancel)
-            async with Deadline(START_S):
-                await self._ask({"text": "", "prompt_end": "", "tools": []})
+            try:
+                async with Deadline(START_S):
+                    await self._ask({"text": "", "prompt_end": "", "tools": []})
+            except TimeoutError as error:
+                raise ServerFailed(
+                    f"the process of the answer parsers was not ready within {START_S:g} s: it imports SGLang"
+                ) from error
         except BaseException:
             await self._stack.aclose()
             raise
