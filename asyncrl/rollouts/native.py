@@ -10,7 +10,7 @@ import copy
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import count
@@ -160,18 +160,19 @@ class Conversation:
         """Append what the model did not write: text as it is, token ids, or chat messages.
 
         Messages end the model's turn and start the next one, as the chat template does.  Raises ValueError before the
-        first turn; the next ``generate`` raises DataError if the template refuses them.  Anything else: TypeError.
+        first turn; the next ``generate`` raises DataError if the template refuses them.  Anything else, such as bytes,
+        raises TypeError.
         """
-        if isinstance(seen, Mapping):
-            seen = [seen]
         if isinstance(seen, str):
             self._append(self._state.settings.tokenizer.encode(seen))
-        elif any(isinstance(each, Mapping) for each in seen):
+            return
+        items = _items([seen] if isinstance(seen, Mapping) else seen, "observe takes text, token ids or chat messages")
+        if any(isinstance(each, Mapping) for each in items):
             if self._is_at_start_of_turn and not self._messages:
                 raise ValueError("chat messages must follow a turn; start with ep.conversation(messages) instead")
-            self._messages += _messages(seen)
+            self._messages += _messages(items, "observe")
         else:
-            self._append(_token_ids(seen))
+            self._append(_token_ids(items))
 
     def fork(self) -> "Conversation":
         """Return another continuation of the same tokens; it shares the reward of this conversation."""
@@ -275,7 +276,10 @@ class Episode(Conversation):
         if isinstance(start, str):
             token_ids = settings.tokenizer.encode(start)
         else:
-            token_ids = conversation_ids(settings.tokenizer, start, self.tools or None, self._state.template_variables)
+            messages = _messages(_items(start, "conversation takes text or chat messages"), "conversation")
+            token_ids = conversation_ids(
+                settings.tokenizer, messages, self.tools or None, self._state.template_variables
+            )
         return Conversation(self._state, next(self._state.numbers), token_ids)
 
     async def call(
@@ -319,12 +323,22 @@ class Episode(Conversation):
         )
 
 
-def _messages(seen: Sequence[Any]) -> list[Message]:
-    """Return chat messages.  Raises TypeError."""
-    for each in seen:
+def _items(given: Any, takes: str) -> list[Any]:
+    """Return the items of a sequence or an array.  Raises TypeError, also for bytes, whose items are integers."""
+    if isinstance(given, bytes | bytearray | memoryview) or not isinstance(given, Iterable):
+        raise TypeError(f"{takes}, got a {type(given).__name__}")
+    return list(given)
+
+
+def _messages(items: Sequence[Any], taker: str) -> list[Message]:
+    """Return chat messages.  Raises TypeError, also for a dict without a role, which templates leave out."""
+    for each in items:
         if not isinstance(each, Mapping):
-            raise TypeError(f"observe takes chat messages that are dicts, got a {type(each).__name__} among them")
-    return list(seen)
+            raise TypeError(f"{taker} takes chat messages that are dicts, got a {type(each).__name__} among them")
+        if not isinstance(each.get("role"), str):
+            keys = ", ".join(map(str, each)) or "no keys"
+            raise TypeError(f"{taker} takes chat messages with a role, got a dict with {keys}")
+    return list(items)
 
 
 def _token_ids(seen: Sequence[Any]) -> list[int]:

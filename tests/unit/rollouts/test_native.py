@@ -278,13 +278,28 @@ def test_token_ids_of_numpy_are_observed() -> None:
     assert play(episode, prompt="?", answers=["a", "b"]).seen == ("?", "?axy")
 
 
-@pytest.mark.parametrize("seen", [["some", "lines"], [1.5], [{"role": "tool", "content": "1"}, "2"], [None]])
+@pytest.mark.parametrize(
+    "seen",
+    [
+        *(["some", "lines"], [1.5], [{"role": "tool", "content": "1"}, "2"], [None]),
+        *(None, 5, b"output", bytearray(b"output"), {"board": "x.."}, [{"content": "?"}], {"role": None}),
+    ],
+)
 def test_values_that_cannot_be_observed_are_refused(seen: Any) -> None:
     async def episode(ep: Episode) -> None:
         await ep.generate()
         ep.observe(seen)
 
     with pytest.raises(TypeError, match="observe takes"):
+        play(episode, prompt="?", answers=["a"])
+
+
+@pytest.mark.parametrize("start", [None, 5, b"text", [1, 2], ["text"], [{"board": "x.."}]])
+def test_values_that_start_no_conversation_are_refused(start: Any) -> None:
+    async def episode(ep: Episode) -> None:
+        ep.conversation(start)
+
+    with pytest.raises(TypeError, match="conversation takes"):
         play(episode, prompt="?", answers=["a"])
 
 
