@@ -121,6 +121,7 @@ async def running_episodes(
         vocabulary_size=shape.vocab_size,
         max_context_len=max_context_len(run, shape),
         max_turns=run.episodes.max_turns,
+        end_tokens=checked.end_tokens,
     )
     settings = _gateway_settings(run, checked.model.config, checked.end_tokens, limits.max_context_len)
     async with AsyncExitStack() as opened:

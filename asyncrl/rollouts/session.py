@@ -56,6 +56,8 @@ class EpisodeLimits:
     max_context_len: int
     """Most tokens of a prompt with all turns and observations."""
     max_turns: int | None = None
+    end_tokens: tuple[int, ...] = ()
+    """Ids of the tokens that end an answer of the model."""
     warned: set[str] = field(default_factory=set, compare=False)
     """Names of the sampling settings that a warning of the run has named."""
 
@@ -137,6 +139,10 @@ class EpisodeSession:
         sampling = self._limited(len(ids), sampling or self.start.sampling)
         if sampling.stop_token_ids != self.start.sampling.stop_token_ids:
             self._check_range("stop_token_ids", sampling.stop_token_ids)
+            # The engines end an answer at these anyway.  They must be known here, or an attempt that was interrupted
+            # behind such a token would be continued.
+            stops = dict.fromkeys((*self.limits.end_tokens, *sampling.stop_token_ids))
+            sampling = replace(sampling, stop_token_ids=tuple(stops))
         if sampling.extra is not self.start.sampling.extra:
             _check_further(sampling.extra)
         self._warn_of_temperature(sampling.temperature)

@@ -103,6 +103,21 @@ def test_a_setting_of_a_wrong_type_reaches_no_engine(name: str, wrong: object, r
     assert run(episode()) == 1
 
 
+@pytest.mark.parametrize(("given", "asked"), [((5,), (7, 8, 5)), ((), (7, 8)), ((8, 5), (7, 8, 5)), ((7, 9), (7, 9))])
+def test_a_turn_with_stop_tokens_of_its_own_keeps_the_models_end_tokens(
+    given: tuple[int, ...], asked: tuple[int, ...]
+) -> None:
+    async def episode() -> tuple[int, ...]:
+        turns = ScriptedTurns(two_tokens)
+        usual = replace(SAMPLING, stop_token_ids=(7, 9))
+        limits = replace(LIMITS, end_tokens=(7, 8))
+        session = EpisodeSession(start_of(sampling=usual), turns, limits, str)
+        await session.generate((1, 2, 3), replace(usual, stop_token_ids=given))
+        return turns.asked[0][1].stop_token_ids
+
+    assert run(episode()) == asked
+
+
 def test_an_observation_with_an_id_that_the_model_lacks_is_refused() -> None:
     async def episode() -> None:
         session = session_of(ScriptedTurns(two_tokens))
