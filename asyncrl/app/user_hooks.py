@@ -9,6 +9,7 @@ from asyncrl.compat import Sample, SlimeArgs
 from asyncrl.compat.batch_hooks import all_samples_from_slime
 from asyncrl.compat.slime_sample import sample_of
 from asyncrl.config.areas import HookConfig, RunConfig
+from asyncrl.config.derived import prompt_limit
 from asyncrl.data.prompts import EndlessPrompts, load_prompts
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.data.user_prompts import tokeniser
@@ -133,7 +134,7 @@ def user_prompts(run: RunConfig, tokenizer: TextTokenizer, args: SlimeArgs) -> U
 
     return UserPrompts(
         worker.call_now(made, f"{FLAG} {path}", run.hooks.data_source_timeout_s),
-        tokeniser(tokenizer, run.data.rollout_max_prompt_len, run.data.template_variables, is_stored=is_stored),
+        tokeniser(tokenizer, prompt_limit(run), run.data.template_variables, is_stored=is_stored),
         name=path,
         ahead=run.hooks.data_source_prefetch or run.rollout.rollout_batch_size,
         worker=worker,

@@ -156,6 +156,16 @@ def test_the_guides_classes_and_derived_ones_read_the_prompt_data_in_the_order_o
     assert [prompt.label for prompt in found] == [prompt.label for prompt in expected]
 
 
+@pytest.mark.parametrize("name", ["Plain", "RolloutDataSource"])
+def test_prompts_as_long_as_the_context_are_left_out(name: str, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}+1=", "label": str(number + 1)} for number in (9, 10)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = ("--prompt-data", str(tmp_path / "train.jsonl"), "--no-rollout-shuffle")
+    flags = (*files, "--data-source-path", f"mine.py:{name}", "--rollout-max-context-len")
+    assert [prompt.text for prompt in taken(checked(*flags, "6").prompts, 2)] == ["9+1=", "10+1="]
+    assert [prompt.text for prompt in taken(checked(*flags, "5").prompts, 2)] == ["9+1=", "9+1="]
+
+
 def test_a_prompt_that_a_derived_class_has_changed_is_answered(tmp_path: Path) -> None:
     plain = checked().prompts.take()
     source = checked("--data-source-path", "mine.py:Edits", "--data-source-prefetch", "1").prompts
