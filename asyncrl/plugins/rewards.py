@@ -65,14 +65,17 @@ def _loaded(path: str, args: SlimeArgs, *, is_group: bool) -> LoadedReward:
     function = named if place.endswith(".py") else named_object(path)
     if not callable(function) and hasattr(function, METHOD):
         raise PluginError(f"is an object; name its class: file.py:{type(function).__name__}(...)")
-    _check_count(function, is_group=is_group)
+    _check_count(function, args, is_group=is_group)
     kind = GROUP_REWARD if is_group else REWARD
     native = kind.from_slime(function, args) if has_slime_shape(function, kind) else function
     return LoadedReward(runs="in the process of user code" if is_async(function) else "in a worker", function=native)
 
 
-def _check_count(function: Any, *, is_group: bool) -> None:
-    """Compare the name of the second parameter with ``--group-rm``, because both shapes have two parameters."""
+def _check_count(function: Any, args: SlimeArgs, *, is_group: bool) -> None:
+    """Compare the name of the second parameter with ``--group-rm``, because both shapes have two parameters.
+
+    A function of slime's shape may also score the list of samples that a generate function returned.
+    """
     if inspect.isclass(function) or not callable(function):
         return
     try:
@@ -80,7 +83,9 @@ def _check_count(function: Any, *, is_group: bool) -> None:
     except ValueError:  # written in C
         return
     second = names[1] if len(names) > 1 else ""
-    if second == "samples" and not is_group:
+    has_lists = getattr(args, "custom_generate_function_path", None) is not None
+    scores_lists = has_lists and names[0] == "args" and is_async(function)
+    if second == "samples" and not is_group and not scores_lists:
         raise PluginError(f"takes ({', '.join(names)}), all samples of a group at once; give --group-rm as well")
     if second == "sample" and is_group:
         raise PluginError(f"takes ({', '.join(names)}), one sample; with --group-rm it must take (prompt, samples)")

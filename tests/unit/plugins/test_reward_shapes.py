@@ -80,6 +80,16 @@ def test_where_a_reward_runs(name: str, is_group: bool, runs: str) -> None:
     assert load_reward(f"mine.py:{name}", ARGS, is_group=is_group).runs == runs
 
 
+def test_a_reward_of_the_list_that_a_generate_function_returns_needs_no_groups() -> None:
+    args = SlimeArgs(lr=0.5, custom_generate_function_path="mine.py:generate")
+    assert load_reward("mine.py:slimes_group", args, is_group=False).runs == "in the process of user code"
+    for name in ("group", "group_plain"):  # only functions of slime's shape get such a list
+        with pytest.raises(PluginError, match="give --group-rm as well"):
+            load_reward(f"mine.py:{name}", args, is_group=False)
+    with pytest.raises(PluginError, match="give --group-rm as well"):
+        load_reward("mine.py:slimes_group", SlimeArgs(custom_generate_function_path=None), is_group=False)
+
+
 @pytest.mark.parametrize(
     ("name", "rewards"), [("Model('path', scale=3.0)", [3.0]), ("WithArgs", [0.5]), ("Plain", [2.0])]
 )
