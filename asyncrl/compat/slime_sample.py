@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -199,7 +200,8 @@ def _checked_logprobs(ids: list[int], logprobs: list[Any] | None, trainable: boo
         if logprobs is not None:
             raise ValueError("tokens with trainable=False must have no log_probs")
         return [0.0] * len(ids)
-    return None if logprobs is None else [float(each) for each in logprobs]
+    # None, the null of JSON, stands for the NaN of an engine that could not tell.
+    return None if logprobs is None else [math.nan if each is None else float(each) for each in logprobs]
 
 
 def sample_of(prompt: Prompt) -> Sample:

@@ -231,12 +231,13 @@ def _count(given: ReturnedTokens, regions: Sequence[Region], logprobs: Floats, t
 
 
 def _alike(given: Sequence[Any], engines: Floats) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Return where two lists of log-probs agree; None and anything else that is no number never does."""
+    """Return where two lists of log-probs agree; None and anything else that is no number agrees with NaN alone."""
     try:
         found = np.array(given, np.float64)
     except (TypeError, ValueError):
         found = np.full(len(given), math.nan)
-    return np.asarray(np.abs(found - np.asarray(engines)) <= LARGEST_DIFFERENCE)
+    known = np.asarray(engines)
+    return np.asarray((np.abs(found - known) <= LARGEST_DIFFERENCE) | (np.isnan(found) & np.isnan(known)))
 
 
 def _finish(given: ReturnedTokens, turns: Sequence[Turn]) -> FinishReason:

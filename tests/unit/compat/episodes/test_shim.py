@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import math
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +246,14 @@ def test_appended_tokens_keep_mask_and_logprobs_aligned() -> None:
     assert sample.loss_mask is mask
     assert (mask, sample.rollout_log_probs) == ([1, 1, 0], [-1.0, -2.0, 0.0])
     assert sample.status is Sample.Status.TRUNCATED
+
+
+def test_a_log_prob_that_the_engine_did_not_tell_is_nan() -> None:
+    sample = Sample(tokens=[1])
+    sample.append_response_tokens(tokens=[2, 3], log_probs=[None, -0.5])
+    assert sample.rollout_log_probs is not None
+    assert math.isnan(sample.rollout_log_probs[0])
+    assert sample.rollout_log_probs[1] == -0.5
 
 
 def test_an_observation_first_gets_ones_for_what_was_there() -> None:

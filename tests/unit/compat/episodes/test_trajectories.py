@@ -2,6 +2,7 @@
 
 import functools
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -114,6 +115,14 @@ def test_copied_logprobs_that_differ_are_counted_and_not_used() -> None:
     found = only(two_turns(), state(FIRST + SEEN + SECOND, loss_mask=MASK, rollout_log_probs=copied), counts)
     assert counts[LOGPROBS_DIFFER] == 2
     assert found.sample.logprobs[2] == -1.03125
+
+
+@on_a_loop
+def test_unknown_logprobs_of_the_engine_do_not_differ_from_unknown_copies() -> None:
+    counts: Counter[str] = Counter()
+    turn = replace(turn_of(0, FIRST), logprobs=array("f", [math.nan] * 5))
+    only(session_of((PROMPT, turn)), state(FIRST, rollout_log_probs=[math.nan, None, math.nan, -1.0, math.nan]), counts)
+    assert counts[LOGPROBS_DIFFER] == 1
 
 
 @on_a_loop
