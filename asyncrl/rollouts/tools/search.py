@@ -8,6 +8,7 @@ Needs ``asyncrl[search]``.  ``search_server`` serves the same index over HTTP.
 """
 
 import asyncio
+import hashlib
 import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from typing import Any
 import orjson
 
 from asyncrl.errors import ConfigError
+
+_DIGEST = "documents.digest"
+"""The file in the folder of an index that tells its documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +58,13 @@ class SearchIndex:
             raise ConfigError("a search index needs at least one document")
         self._documents = documents
         self._bm25s = _library()
-        is_stored = folder is not None and (folder / "params.index.json").exists()
-        self._index = self._stored(folder) if is_stored else self._built()
-        if folder is not None and not is_stored:
+        if folder is not None and (folder / "params.index.json").exists():
+            self._index = self._stored(folder)
+            return
+        self._index = self._built()
+        if folder is not None:
             self._index.save(folder, show_progress=False)
+            (folder / _DIGEST).write_text(_digest(documents))
 
     @classmethod
     def of_file(cls, corpus: str | Path, folder: Path | None = None) -> "SearchIndex":
@@ -91,13 +98,16 @@ class SearchIndex:
         index.index(self._tokens([each.contents for each in self._documents]), show_progress=False)
         return index
 
-    def _stored(self, folder: Path | None) -> Any:
+    def _stored(self, folder: Path) -> Any:
         index = self._bm25s.BM25.load(folder, show_progress=False)
         if index.scores["num_docs"] != len(self._documents):
             raise ConfigError(
                 f"{folder} has an index of {index.scores['num_docs']} documents, the corpus has "
                 f"{len(self._documents)}; delete the folder"
             )
+        # Hits are places in the corpus: an index of as many other documents would return wrong ones.
+        if (file := folder / _DIGEST).exists() and file.read_text() != _digest(self._documents):
+            raise ConfigError(f"{folder} has an index of other documents; delete the folder")
         return index
 
     def _tokens(self, texts: Sequence[str]) -> Any:
@@ -124,6 +134,14 @@ def passages(hits: Iterable[Hit]) -> str:
         f"Doc {number}(Title: {hit.document.title}) {hit.document.text}" for number, hit in enumerate(hits, start=1)
     ]
     return "\n".join(lines) or "No document was found."
+
+
+def _digest(documents: Iterable[Document]) -> str:
+    """Return a digest of all documents, in order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for document in documents:
+        digest.update(repr(document).encode())
+    return digest.hexdigest()
 
 
 def _document(line: bytes, place: str) -> Document:

@@ -54,6 +54,24 @@ def test_stored_index_answers_alike_and_one_of_other_documents_is_refused(tmp_pa
         SearchIndex.of_file(path, tmp_path / "index")
 
 
+@pytest.mark.parametrize("change", [list.reverse, lambda rows: rows[0].update(text="Vera Castellan moved.")])
+def test_a_stored_index_of_as_many_other_documents_is_refused(tmp_path: Path, change: Any) -> None:
+    rows = [{"title": title, "text": text} for title, text in CITIES]
+    path = corpus(tmp_path / "c.jsonl", *map(json.dumps, rows))
+    SearchIndex.of_file(path, tmp_path / "index")
+    change(rows)
+    corpus(path, *map(json.dumps, rows))
+    with pytest.raises(ConfigError, match=r"index has an index of other documents; delete the folder"):
+        SearchIndex.of_file(path, tmp_path / "index")
+
+
+def test_an_index_that_an_earlier_version_stored_is_read(tmp_path: Path) -> None:
+    path = corpus(tmp_path / "c.jsonl", *(json.dumps({"title": title, "text": text}) for title, text in CITIES))
+    SearchIndex.of_file(path, tmp_path / "index")
+    (tmp_path / "index" / "documents.digest").unlink()
+    assert len(SearchIndex.of_file(path, tmp_path / "index")) == 2
+
+
 def test_server_refuses_a_missing_corpus_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--corpus", str(tmp_path / "none.jsonl")]) == 2
     assert capsys.readouterr().err == f"search_server: corpus {tmp_path / 'none.jsonl'}: No such file or directory\n"
