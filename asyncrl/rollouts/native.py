@@ -299,7 +299,7 @@ class Episode(Conversation):
                 return await _result(function, *args, **kwargs)
         except (EpisodeEnded, SampleFailed, EngineError):  # of a tool that asks the model, which must not learn from it
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # SystemExit would end the event loop of all episodes, as by argparse
             self.num_tool_errors += 1
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise ToolTimeout(f"{name_of(function)}: no result within {limit_s:g} s") from error

@@ -1,5 +1,6 @@
 """The loop of tool calls: results and errors as observations, limits, and the formats of calls."""
 
+import argparse
 import asyncio
 import json
 from typing import Any
@@ -52,6 +53,20 @@ def test_a_tool_whose_own_call_of_the_model_failed_fails_the_episode(error: Exce
 
     with pytest.raises(type(error)):
         played(call("judge", text="?"), "5", tools={"judge": judge}, on_error=on_error)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_tool_that_exits_is_an_error_of_the_tool(is_async: bool) -> None:
+    def program(**arguments: Any) -> None:
+        argparse.ArgumentParser(exit_on_error=True).parse_args(["--unknown"])
+
+    async def waits(**arguments: Any) -> None:
+        program()
+
+    result = played(call("program"), call("program"), "5", tools={"program": waits if is_async else program})
+    assert observed(result) == [f"Error: {'waits' if is_async else 'program'}: SystemExit: 2"]
+    assert result.end is EpisodeEnd.FINISHED
+    assert result.metrics["episodes/tool_errors"] == 2
 
 
 def test_result_is_observed_and_the_final_answer_ends_the_loop() -> None:
