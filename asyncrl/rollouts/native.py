@@ -22,14 +22,12 @@ from asyncrl.errors import EngineError, EpisodeEnded, SampleFailed, ToolFailed, 
 from asyncrl.rewards.values import number_of, reward_of
 from asyncrl.rollouts.chat import ChatTokenizer, continuation_ids, conversation_ids
 from asyncrl.rollouts.interfaces import EpisodeCall
+from asyncrl.rollouts.record import FORK
 from asyncrl.rollouts.session import FURTHER_SETTINGS, Verdict
 from asyncrl.types import Floats, GroupId, JsonValue, SamplingParams
 
 type Message = Mapping[str, Any]
 """A chat message: role, content and any other keys that the chat template uses."""
-
-FORK = "fork"
-"""The branch of a conversation that ``fork`` made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ PARALLEL = "parallel"
 """A branch: a second call behind the same tokens, as by ``n`` above 1 or a retry."""
 NEW = "new"
 """A branch: a conversation that departs from the others in its prompt."""
+FORK = "fork"
+"""A branch: the user's function continues the same tokens in two ways."""
 
 TokenIds = array[int]
 """An ``array("i", ...)`` of token ids: 4 bytes each, where a tuple of ints takes 40.
@@ -194,7 +196,7 @@ class TokenRecord:
         num_shared = parent.num_shared_turns(num_same)
         found = _reason(ids, parent, num_same) if reason is None else reason
         self.branches[found] += 1
-        if found not in (NEW, PARALLEL):
+        if found not in (NEW, PARALLEL, FORK):
             self._note_dropped(parent, num_shared, num_same, kept)
         if num_shared:
             start, last = parent.turns[num_shared - 1]

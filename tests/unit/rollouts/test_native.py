@@ -194,6 +194,18 @@ def test_forks_and_conversations_are_samples_of_their_own() -> None:
     assert played.metrics["episodes/branches/fork"] == 1.0
 
 
+def test_a_fork_drops_no_tokens() -> None:
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        fork = ep.fork()
+        ep.observe("x")
+        await ep.generate()
+        await fork.generate()
+        ep.reward = 1.0
+
+    assert play(episode, prompt="?", answers=["a", "b", "c"]).metrics == {"episodes/branches/fork": 1.0}
+
+
 def test_settings_of_one_turn_reach_the_model() -> None:
     async def episode(ep: Episode) -> None:
         turn = await ep.generate(max_new_tokens=2, temperature=0.0, json_schema={"type": "object"}, min_p=0.1)
