@@ -307,14 +307,13 @@ class Episode(Conversation):
         """Return what was decided so far.  Raises RewardFailed for a reward that is none."""
         state = self._state
         key = state.settings.reward_keys.get(state.call.start.data_set)
-        is_trained = end is not EpisodeEnd.TOOL_FAILED
         tools = {"episodes/tool_calls": self.num_tool_calls, "episodes/tool_errors": self.num_tool_errors}
         return Verdict(
             rewards={number: reward_of(value, key) for number, value in state.rewards.items() if value is not None},
             turn_rewards={
                 turn.call: number_of(turn.reward, "a turn's reward") for turn in state.turns if turn.reward is not None
             },
-            left_out=frozenset(turn.call for turn in state.turns if not (is_trained and turn.is_trained)),
+            left_out=frozenset(turn.call for turn in state.turns if not turn.is_trained),
             end=end,
             metrics={name: float(value) for name, value in tools.items() if value},
             metadata=_changed(self.metadata, state.call.start.prompt.metadata),

@@ -160,12 +160,15 @@ class EpisodeSession:
         """End the episode and return its result.  Raises ValueError if no call was made."""
         verdict = verdict or Verdict()
         self.close(verdict.end or self.end or EpisodeEnd.FINISHED)
+        left_out = verdict.left_out
+        if verdict.end is EpisodeEnd.TOOL_FAILED:  # also the calls of HTTP clients, which the function does not know
+            left_out = frozenset(call for line in self.record.lines for call in line.owned)
         trajectories = self.record.trajectories(
             self._decode,
             seconds=loop_time() - self._began_s,
             rewards=verdict.rewards,
             turn_rewards=verdict.turn_rewards,
-            left_out=verdict.left_out,
+            left_out=left_out,
             group_prompt=self.start.prompt.token_ids,
         )
         return self.outcome_of(_with_metadata(trajectories, verdict.metadata), verdict.metrics)

@@ -64,6 +64,19 @@ def test_branches_and_dropped_tokens_are_metrics() -> None:
     }
 
 
+def test_no_turn_of_an_episode_whose_tool_failed_is_trained() -> None:
+    async def episode() -> EpisodeOutcome:
+        session = session_of(ScriptedTurns(two_tokens))
+        await session.generate((1, 2, 3))  # by an HTTP client, so the function's verdict does not know the call
+        await session.generate((1, 2, 3, 10, 20, 7))
+        return session.outcome(Verdict(end=EpisodeEnd.TOOL_FAILED, left_out=frozenset({1})))
+
+    outcome = run(episode())
+    assert isinstance(outcome, EpisodeOutcome)
+    assert [each.loss_mask for each in outcome.trajectories] == [(0,) * 5]
+    assert outcome.end is EpisodeEnd.TOOL_FAILED
+
+
 @pytest.mark.parametrize("token_ids", [(1, 64), (1, -1), (1, 2**40), (1, 2.5), ("1",)])
 def test_token_ids_that_the_model_lacks_reach_no_engine(token_ids: tuple[int, ...]) -> None:
     async def episode() -> list[object]:
