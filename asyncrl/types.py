@@ -116,6 +116,10 @@ class SourceState:
     """Prompts that groups have taken and that the source gives again, because its state is from before."""
 
 
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+"""Sampling parameters of SGLang that limit an answer by a grammar."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Settings for drawing tokens.
@@ -144,6 +148,11 @@ class SamplingParams:
         """Whether tokens are drawn, but not among all of the vocabulary."""
         min_p = self.extra.get("min_p") or 0
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or min_p > 0)
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar allows only some answers."""
+        return any(self.extra.get(name) is not None for name in GRAMMARS)
 
     def after(self, num_tokens: int) -> "SamplingParams":
         """Return the settings for the rest of an answer that has ``num_tokens`` tokens."""

@@ -24,8 +24,10 @@ LONGEST_PAUSE_S = 10.0
 class RetryingEngine:
     """A rollout engine whose ``generate`` retries after EngineLost, EngineTimeout and interruptions.
 
-    Each new attempt continues after the tokens already delivered.  Raises SampleFailed after the last failed attempt;
-    an interruption does not count as a failure.  EngineRejected is not retried: the server would refuse again.
+    Each new attempt continues after the tokens already delivered.  An answer with a grammar begins anew instead,
+    because SGLang would begin its grammar anew; so its tokens are delivered when it has ended.  Raises SampleFailed
+    after the last failed attempt; an interruption does not count as a failure.  EngineRejected is not retried: the
+    server would refuse again.
     """
 
     def __init__(self, engine: RolloutEngine, max_retries: int, serving: Callable[[], Weights]) -> None:
@@ -60,18 +62,18 @@ class RetryingEngine:
             try:
                 reason = await self._engine.generate(answer.attempt(self._serving()), answer.keep)
             except _StopReached:  # the engine has aborted the request
-                return FinishReason.STOP
+                return answer.deliver(FinishReason.STOP)
             except (EngineLost, EngineTimeout) as error:
                 failures += 1
                 if (reached := answer.end_attempt()) is None:
                     await self._after_failure(request, error, failures, answer.num_written)
             else:
                 if reason is not FinishReason.ABORT:
-                    return reason
+                    return answer.deliver(reason)
                 self.aborts += 1
                 reached = answer.end_attempt()
             if reached is not None:
-                return reached
+                return answer.deliver(reached)
 
     async def interrupt(self) -> None:
         """End every attempt and begin none before ``continue_generation``; calls of ``generate`` wait until then."""
@@ -123,6 +125,8 @@ class _Answer:
         self._chunks: list[tuple[int, ...]] = []
         self._written: tuple[int, ...] = ()
         """Tokens of the attempts that have ended."""
+        self._held: list[Chunk] | None = [] if request.sampling.has_grammar else None
+        """Chunks of an answer with a grammar, delivered when it ends; None: each is delivered at once."""
         self._num_attempts = self._num_routes = 0
         self._divided: DividedStop | None = None
 
@@ -153,7 +157,10 @@ class _Answer:
         """Take tokens of the present attempt.  Raises _StopReached with the last one of a divided stop string."""
         last = None if self._divided is None else self._divided.cut(chunk)
         chunk = chunk if last is None else last
-        self._on_chunk(chunk)  # first: a chunk that is refused is not kept
+        if self._held is None:
+            self._on_chunk(chunk)  # first: a chunk that is refused is not kept
+        else:
+            self._held.append(chunk)
         self._chunks.append(chunk.token_ids)
         self._num_routes += 0 if chunk.routes is None else len(chunk.routes)
         if last is not None:
@@ -162,7 +169,16 @@ class _Answer:
     def end_attempt(self) -> FinishReason | None:
         """End an attempt that did not end the answer; return the reason if its tokens have ended it all the same."""
         self._written = tuple(chain.from_iterable(self._chunks))
-        return ended(self._written, self._request.sampling, self._decode, self._before)
+        reached = ended(self._written, self._request.sampling, self._decode, self._before)
+        if reached is None and self._held is not None:
+            self._held, self._chunks, self._written, self._num_routes = [], [], (), 0
+        return reached
+
+    def deliver(self, reason: FinishReason) -> FinishReason:
+        """Deliver what was held back, at the end of the answer; return the reason of the end."""
+        for chunk in self._held or ():
+            self._on_chunk(chunk)
+        return reason
 
 
 def ended(

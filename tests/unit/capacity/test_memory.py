@@ -170,7 +170,7 @@ def test_selective_recomputation_frees_the_recomputed_activations() -> None:
 
 def test_recomputed_experts_and_mlps_free_nothing_in_layers_that_have_none() -> None:
     def activations(name: str, *modules: str) -> float:
-        asked = {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
+        asked: dict[str, Any] = {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
         return rank(name, **asked).activations
 
     assert activations("1.7b", "moe") == activations("1.7b") > activations("1.7b", "mlp", "moe")

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncrl.internals import Internal, unlike
+from asyncrl.types import GRAMMARS
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _CHECKED = f"{_MANAGER}._create_tokenized_object"
@@ -106,7 +107,7 @@ def _too_large(sampling: Any) -> Iterator[str]:
 
 def _no_text(sampling: Any) -> Iterator[str]:
     """Yield one line for each grammar that the scheduler fails to look up: one without a hash, or an empty tag."""
-    for name in ("json_schema", "regex", "ebnf", "structural_tag"):
+    for name in GRAMMARS:
         grammar = getattr(sampling, name)
         if not (grammar is None or isinstance(grammar, str)):
             yield f"{name} must be text, got a {type(grammar).__name__}; JSON text for a schema or tag"

@@ -1,6 +1,7 @@
 """A request is repeated as often as it may be, however long that takes."""
 
 import asyncio
+from array import array
 from collections.abc import Callable
 
 import pytest
@@ -38,3 +39,64 @@ def test_engines_may_be_away_for_a_night(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(SampleFailed, match="1101 attempts, the last: away"):
         asyncio.run(engine.generate(request, lambda chunk: None))
     assert away.num_asked == 1101
+
+
+class Interrupts:
+    """An engine that interrupts its first answer after two tokens, or loses it, and ends the second after three."""
+
+    def __init__(self, end: FinishReason | EngineLost) -> None:
+        self.asked: list[Request] = []
+        self._end = end
+
+    async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
+        self.asked.append(request)
+        is_first = len(self.asked) == 1
+        for token in (10, 11) if is_first else (20, 21, 22):
+            on_chunk(Chunk(token_ids=(token,), logprobs=array("f", [-1.0]), version=0))
+        if is_first and isinstance(self._end, EngineLost):
+            raise self._end
+        return FinishReason.ABORT if is_first else FinishReason.STOP
+
+    async def interrupt(self) -> None:
+        pass
+
+    async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        raise EngineLost("away")
+
+
+@pytest.mark.parametrize("end", [FinishReason.ABORT, EngineLost("away")])
+@pytest.mark.parametrize("grammar", [{}, {"regex": None}, {"regex": "a+b"}, {"json_schema": "{}"}])
+def test_an_answer_with_a_grammar_begins_anew(
+    grammar: dict[str, str], end: FinishReason | EngineLost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar begins with the request, so tokens from before would be no part of it."""
+    monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 0.0)
+    engine, sampling = (
+        Interrupts(end),
+        SamplingParams(temperature=1, top_p=1, top_k=-1, max_new_tokens=9, extra=grammar),
+    )
+    request = Request(request_id="a", token_ids=(1,), sampling=sampling, seed=1, weights=WEIGHTS, routes_from=0)
+    chunks: list[Chunk] = []
+    reason = asyncio.run(RetryingEngine(engine, 1, lambda: WEIGHTS).generate(request, chunks.append))
+    assert reason is FinishReason.STOP
+    delivered = [token for chunk in chunks for token in chunk.token_ids]
+    if sampling.has_grammar:
+        assert delivered == [20, 21, 22]
+        assert engine.asked[1].token_ids == (1,)
+        assert engine.asked[1].sampling == sampling
+    else:
+        assert delivered == [10, 11, 20, 21, 22]
+        assert engine.asked[1].token_ids == (1, 10, 11)
+    assert engine.asked[1].request_id == "a-1"
+
+
+def test_an_answer_with_a_grammar_that_had_ended_is_delivered() -> None:
+    """The engine is lost behind the last token."""
+    engine = Interrupts(EngineLost("away"))
+    sampling = SamplingParams(temperature=1, top_p=1, top_k=-1, max_new_tokens=2, extra={"regex": "a+b"})
+    request = Request(request_id="a", token_ids=(1,), sampling=sampling, seed=1, weights=WEIGHTS)
+    chunks: list[Chunk] = []
+    reason = asyncio.run(RetryingEngine(engine, 1, lambda: WEIGHTS).generate(request, chunks.append))
+    assert reason is FinishReason.LENGTH
+    assert [chunk.token_ids for chunk in chunks] == [(10,), (11,)]
+    assert len(engine.asked) == 1
