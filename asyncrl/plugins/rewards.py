@@ -84,7 +84,7 @@ def _check_count(function: Any, args: SlimeArgs, *, is_group: bool) -> None:
         return
     second = names[1] if len(names) > 1 else ""
     has_lists = getattr(args, "custom_generate_function_path", None) is not None
-    scores_lists = has_lists and names[0] == "args" and is_async(function)
+    scores_lists = has_lists and names[:1] == ["args"] and is_async(function)
     if second == "samples" and not is_group and not scores_lists:
         raise PluginError(f"takes ({', '.join(names)}), all samples of a group at once; give --group-rm as well")
     if second == "sample" and is_group:

@@ -20,6 +20,7 @@ async def group(prompt, samples): return [1.0 for _ in samples]
 def group_plain(prompt, samples): return [1.0 for _ in samples]
 async def slimes_group(args, samples, **kwargs): return [1.0 for _ in samples]
 def other_names(question, answers): return 1.0
+def nothing(): return 1.0
 
 class Model:
     def __init__(self, model_path, scale=1.0):
@@ -86,6 +87,8 @@ def test_a_reward_of_the_list_that_a_generate_function_returns_needs_no_groups()
     for name in ("group", "group_plain"):  # only functions of slime's shape get such a list
         with pytest.raises(PluginError, match="give --group-rm as well"):
             load_reward(f"mine.py:{name}", args, is_group=False)
+    with pytest.raises(PluginError, match=r"takes \(\)"):
+        load_reward("mine.py:nothing", args, is_group=False)
     with pytest.raises(PluginError, match="give --group-rm as well"):
         load_reward("mine.py:slimes_group", SlimeArgs(custom_generate_function_path=None), is_group=False)
 
