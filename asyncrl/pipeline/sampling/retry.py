@@ -175,9 +175,15 @@ class _Answer:
         return reached
 
     def deliver(self, reason: FinishReason) -> FinishReason:
-        """Deliver what was held back, at the end of the answer; return the reason of the end."""
-        for chunk in self._held or ():
-            self._on_chunk(chunk)
+        """Deliver what was held back, at the end of the answer; return the reason of the end.
+
+        Raises SampleFailed if a chunk is refused: those before it have been delivered, so no attempt may follow.
+        """
+        try:
+            for chunk in self._held or ():
+                self._on_chunk(chunk)
+        except (EngineLost, EngineTimeout) as error:
+            raise SampleFailed(f"{self._request.request_id}: {error}") from error
         return reason
 
 

@@ -100,3 +100,20 @@ def test_an_answer_with_a_grammar_that_had_ended_is_delivered() -> None:
     assert reason is FinishReason.LENGTH
     assert [chunk.token_ids for chunk in chunks] == [(10,), (11,)]
     assert len(engine.asked) == 1
+
+
+@pytest.mark.parametrize("num_taken", [0, 1])
+def test_an_answer_with_a_grammar_whose_tokens_are_refused_fails_the_sample(num_taken: int) -> None:
+    """So are tokens of weights that were never published.  EngineLost would end the run."""
+
+    def refuses(chunk: Chunk) -> None:
+        if len(chunks) == num_taken:
+            raise EngineLost("an engine names weight version 9, which was never published")
+        chunks.append(chunk)
+
+    engine = Interrupts(EngineLost("away"))
+    sampling = SamplingParams(temperature=1, top_p=1, top_k=-1, max_new_tokens=2, extra={"regex": "a+b"})
+    request = Request(request_id="a", token_ids=(1,), sampling=sampling, seed=1, weights=WEIGHTS)
+    chunks: list[Chunk] = []
+    with pytest.raises(SampleFailed, match=r"^a: an engine names weight version 9"):
+        asyncio.run(RetryingEngine(engine, 1, lambda: WEIGHTS).generate(request, refuses))
