@@ -110,7 +110,7 @@ def _right(label: Any, text: str, given: Any, choices: list[str], letters: tuple
 
 def _place(text: str, choices: list[str]) -> int | None:
     """Return the place of the choice with this text: the same, or else the only one with the same words."""
-    if text in (stripped := [choice.strip() for choice in choices]):
+    if text and text in (stripped := [choice.strip() for choice in choices]):
         return stripped.index(text)
     plain, words = [_plain(choice) for choice in choices], _plain(text)
     return plain.index(words) if words and plain.count(words) == 1 else None

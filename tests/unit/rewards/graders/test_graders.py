@@ -125,6 +125,7 @@ def test_dapo_reads_an_integer_exactly(label: Any, prediction: str, is_right: bo
         ("Answer: B", "\u5df4\u9ece", {"choices": ["\u4f26\u6566", "\u5df4\u9ece"]}, 1.0),
         ("Answer: B", "\u5df4\u9ece ", {"choices": ["\u4f26\u6566", " \u5df4\u9ece"]}, 1.0),
         ("Answer: A", "A dog!", {"choices": ["a dog", "a cat"]}, 1.0),
+        ("(B) Paris", 9, {"choices": ["", "Paris"], "correct_answer": "Paris"}, 1.0),
     ],
 )
 def test_a_choice(response: str, label: Any, metadata: dict[str, Any], expected: float) -> None:
