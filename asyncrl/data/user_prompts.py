@@ -56,7 +56,7 @@ def _text(new: NewPrompt, tokenizer: TextTokenizer, variables: Mapping[str, Any]
 def _token_ids(new: NewPrompt, row: int) -> tuple[int, ...]:
     """Return the source's own token ids as Python's integers, which JSON has.  Raises HookFailed."""
     try:
-        return tuple(map(index, new.token_ids))
+        return () if new.token_ids is None else tuple(map(index, new.token_ids))
     except TypeError as error:
         raise HookFailed(f"prompt {row}: token_ids must be integers: {error}") from error
 

@@ -64,6 +64,14 @@ def test_token_ids_of_a_source_become_plain_integers(tmp_path: Path, given: Any)
     assert [type(each) for each in made.token_ids] == [int, int]
 
 
+@pytest.mark.parametrize("none", [None, (), np.array([], dtype=np.int64)])
+def test_a_prompt_without_token_ids_is_tokenised(tmp_path: Path, none: Any) -> None:
+    tokenise = tokeniser(tokenizer(tmp_path), None, {}, is_stored=False)
+    made = tokenise(NewPrompt(prompt="one", token_ids=none), 0)
+    assert made is not None
+    assert made.token_ids == (1,)
+
+
 def test_token_ids_that_are_no_integers_are_named(tmp_path: Path) -> None:
     tokenise = tokeniser(tokenizer(tmp_path), None, {}, is_stored=False)
     line = "prompt 7: token_ids must be integers: 'float' object cannot be interpreted as an integer"
