@@ -101,8 +101,8 @@ def _in_response(region: Region, prompt_length: int) -> Region | None:
 def _by_content(response: TokenIds, mask: bytes, begin: int, turns: Sequence[GeneratedTurn]) -> list[Region]:
     """Return the turns that ``response`` holds from ``begin`` on.
 
-    Whole turns come first, in the order of their calls.  Only then do beginnings of others get what is left, because
-    turns begin alike: with the same thought, or the same mark.
+    Whole turns come first, in the order of their calls.  Only then do beginnings of others get what is left, the
+    longest first, because turns begin alike: with the same thought, or the same mark.
     """
     found: list[Region] = []
     packed, free, cut = response.tobytes(), bytearray(mask), []
@@ -116,7 +116,8 @@ def _by_content(response: TokenIds, mask: bytes, begin: int, turns: Sequence[Gen
             begin = start + len(ids)
             found.append(Region(start=start, stop=begin, turn=turn, is_moved=True))
             free[start:begin] = bytes(len(ids))
-    for turn, ids in cut:
+    left = bytes(free)
+    for turn, ids in sorted(cut, key=lambda each: -_beginning(response, each[1], left)[1]):
         start, length = _beginning(response, ids, bytes(free))
         if length:
             found.append(Region(start=start, stop=start + length, turn=turn, is_moved=True))
@@ -142,6 +143,8 @@ def _beginning(response: TokenIds, ids: TokenIds, free: bytes) -> tuple[int, int
     """
     best = (0, 0)
     for start, stop in _runs(free):
+        if response[start : start + FEWEST_ALIKE] != ids[:FEWEST_ALIKE]:  # most runs; copying all of each is slow
+            continue
         alike = same_up_to(response[start:stop], ids)
         if alike >= FEWEST_ALIKE and alike > best[1]:
             best = (start, alike)

@@ -191,6 +191,16 @@ def test_a_turn_that_was_left_out_takes_no_tokens_of_one_that_begins_alike() -> 
 
 
 @on_a_loop
+def test_of_turns_with_another_end_the_one_with_most_tokens_alike_is_found() -> None:
+    counts: Counter[str] = Counter()
+    refused, taken = (10, 11, 12, 13, 30, 31), (10, 11, 12, 13, 40, 41)
+    session = session_of((PROMPT, turn_of(0, refused)), (PROMPT, turn_of(1, taken)))
+    found = only(session, state((50, *taken[:5], 9), loss_mask=[0, *[1] * 6]), counts)
+    assert turns_of(found) == [(1, 1, 6), (FIRST_ARTIFICIAL_CALL, 6, 7)]
+    assert found.sample.logprobs[1] == -2.0
+
+
+@on_a_loop
 def test_a_turn_with_another_end_may_stand_before_a_whole_one() -> None:
     counts: Counter[str] = Counter()
     response = (50, 10, 11, 12, 13, 9, *SEEN, *SECOND)
