@@ -1,6 +1,7 @@
 """One open episode: its limits, its token record and its engine calls, for every way in."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from asyncrl.types import Chunk, Reward, SamplingParams, Weights
 
 logger = logging.getLogger(__name__)
 
-_TEXT, _NUMBER = "a text that is not empty", "a number"
+_TEXT, _NUMBER, _PATTERN = "a text that is not empty", "a number", "a regular expression or a list of them"
 FURTHER_SETTINGS: Mapping[str, str] = {
     "min_p": _NUMBER,
     "frequency_penalty": _NUMBER,
@@ -24,7 +25,7 @@ FURTHER_SETTINGS: Mapping[str, str] = {
     "ebnf": _TEXT,
     "structural_tag": _TEXT,
     "ignore_eos": "true or false",
-    "stop_regex": "a text or a list of texts",
+    "stop_regex": _PATTERN,
     "logit_bias": "an object of numbers by token id",
     "custom_params": "a JSON value",
 }
@@ -37,9 +38,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     _TEXT: lambda value: isinstance(value, str) and value != "",
     _NUMBER: lambda value: isinstance(value, int | float) and not isinstance(value, bool),
     "true or false": lambda value: isinstance(value, bool),
-    "a text or a list of texts": lambda value: all(
-        isinstance(each, str) for each in (value if isinstance(value, list) else [value])
-    ),
+    _PATTERN: lambda value: all(map(_is_pattern, value if isinstance(value, list) else [value])),
     "an object of numbers by token id": lambda value: (
         isinstance(value, Mapping) and all(map(_FITS[_NUMBER], value.values()))
     ),
@@ -272,6 +271,17 @@ def _check_further(extra: Mapping[str, Any]) -> None:
         kind = FURTHER_SETTINGS.get(name)
         if kind is not None and value is not None and not _FITS[kind](value):
             raise ValueError(f"{name} must be {kind}, got {value!r:.80}")
+
+
+def _is_pattern(value: object) -> bool:
+    """Return whether the value is a regular expression.  SGLang reads it as ``re`` does; an error ends the answer."""
+    if not isinstance(value, str):
+        return False
+    try:
+        re.compile(value)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def _with_metadata(trajectories: tuple[Trajectory, ...], metadata: Mapping[str, object]) -> tuple[Trajectory, ...]:
