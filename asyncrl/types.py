@@ -154,6 +154,10 @@ class SamplingParams:
         """Whether a grammar allows only some answers."""
         return any(self.extra.get(name) is not None for name in GRAMMARS)
 
+    def ends_at(self, token: int) -> bool:
+        """Return whether a token ends an answer.  With SGLang's ``ignore_eos``, neither end nor stop tokens do."""
+        return token in self.stop_token_ids and not self.extra.get("ignore_eos")
+
     def after(self, num_tokens: int) -> "SamplingParams":
         """Return the settings for the rest of an answer that has ``num_tokens`` tokens."""
         return replace(

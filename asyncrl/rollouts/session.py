@@ -138,8 +138,8 @@ class EpisodeSession:
         sampling = self._limited(len(ids), sampling or self.start.sampling)
         if sampling.stop_token_ids != self.start.sampling.stop_token_ids:
             self._check_range("stop_token_ids", sampling.stop_token_ids)
-            # The engines end an answer at these anyway.  They must be known here, or an attempt that was interrupted
-            # behind such a token would be continued.
+            # The engines end an answer at these anyway, unless it has ignore_eos.  They must be known here, or an
+            # attempt that was interrupted behind such a token would be continued.
             stops = dict.fromkeys((*self.limits.end_tokens, *sampling.stop_token_ids))
             sampling = replace(sampling, stop_token_ids=tuple(stops))
         if sampling.extra is not self.start.sampling.extra:

@@ -195,7 +195,7 @@ def ended(
     An engine that fails after the last token never reports the end.  ``before`` are tokens of the same answer before
     ``written``, without effect on its length.
     """
-    if written and written[-1] in sampling.stop_token_ids:
+    if written and sampling.ends_at(written[-1]):
         return FinishReason.STOP
     if written and sampling.stop and decode is not None and has_stop(before + written, sampling.stop, decode):
         return FinishReason.STOP

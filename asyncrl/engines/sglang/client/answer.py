@@ -179,7 +179,7 @@ class Answer:
         An answer may reach its own end in the forward pass that aborts it; SGLang then reports only the abort.
         """
         sampling = self._sampling
-        if tokens and tokens[-1] in sampling.stop_token_ids:
+        if tokens and sampling.ends_at(tokens[-1]):
             return FinishReason.STOP
         if self._num_tokens >= sampling.max_new_tokens:
             return FinishReason.LENGTH

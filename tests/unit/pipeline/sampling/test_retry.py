@@ -117,3 +117,13 @@ def test_an_answer_with_a_grammar_whose_tokens_are_refused_fails_the_sample(num_
     chunks: list[Chunk] = []
     with pytest.raises(SampleFailed, match=r"^a: an engine names weight version 9"):
         asyncio.run(RetryingEngine(engine, 1, lambda: WEIGHTS).generate(request, refuses))
+
+
+@pytest.mark.parametrize(("extra", "tokens"), [({}, [10, 11]), ({"ignore_eos": True}, [10, 11, 20, 21, 22])])
+def test_an_answer_that_ignores_end_tokens_continues_behind_one(extra: dict[str, bool], tokens: list[int]) -> None:
+    engine = Interrupts(FinishReason.ABORT)
+    sampling = SamplingParams(temperature=1, top_p=1, top_k=-1, max_new_tokens=9, stop_token_ids=(11,), extra=extra)
+    request = Request(request_id="a", token_ids=(1,), sampling=sampling, seed=1, weights=WEIGHTS)
+    chunks: list[Chunk] = []
+    asyncio.run(RetryingEngine(engine, 1, lambda: WEIGHTS).generate(request, chunks.append))
+    assert [token for chunk in chunks for token in chunk.token_ids] == tokens

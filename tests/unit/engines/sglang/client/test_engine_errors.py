@@ -506,6 +506,8 @@ def test_an_answer_aborted_at_its_last_token_ended_by_itself() -> None:
 
     last = aborted_event([8, 9], [8, 9], 3)
     assert interrupt(event([7]), last, asked(stop_token_ids=(9,))) == ([7, 8, 9], FinishReason.STOP)
+    ignored = asked(stop_token_ids=(9,), extra={"ignore_eos": True})
+    assert interrupt(event([7]), last, ignored) == ([7, 8, 9], FinishReason.ABORT)
     assert interrupt(event([7]), last, asked(max_new_tokens=3)) == ([7, 8, 9], FinishReason.LENGTH)
     first = event([7]).replace(b'{"output_ids"', b'{"text":"7","output_ids"')
     assert interrupt(first, last, asked(stop=("789",))) == ([7, 8, 9], FinishReason.STOP)
