@@ -59,6 +59,11 @@ def test_every_example_is_tested() -> None:
     assert len(COMMANDS) == DOCS.count("--custom-rm-path my_") + DOCS.count("--custom-rm-path slime_") + 2
 
 
+def test_examples_that_read_the_whole_text_leave_its_end_token_out() -> None:
+    whole = {path for flags, *paths in COMMANDS for path in paths if "--rollout-skip-special-tokens" in flags} - {""}
+    assert {path.partition(":")[0] for path in whole} == {name for name, code in FILES.items() if "label" in code}
+
+
 def test_the_table_has_every_built_in_reward() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", DOCS.partition("## Built-in rewards")[2], re.MULTILINE)
     assert set(RM_TYPES) <= set(rows)
