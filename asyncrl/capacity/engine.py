@@ -79,7 +79,7 @@ def engine_memory(
         weights=_on_each(model_size(shape) - fp8_size(shape), gpus_per_engine) * weight_bytes
         + _on_each(fp8_size(shape), gpus_per_engine) * fp8_bytes(shape)
         + _further_copies(shape, weight_bytes) * (copies - 1) / gpus_per_engine,
-        free=_left_free(limit, gpus_per_engine, copies) if fraction is None else (1 - fraction) * limit,
+        free=_left_free(limit, gpus_per_engine, copies, flags) if fraction is None else (1 - fraction) * limit,
         update_buffers=UPDATE_BUFFERS * update_buffer_size,
         limit=limit,
         token_bytes=_cached_per_token(shape, max(1, gpus_per_engine // copies)) * cache_bytes,
@@ -114,7 +114,7 @@ def _cached_per_token(shape: ModelShape, num_gpus: int) -> int:
     return shape.num_layers * 2 * heads * shape.head_dim
 
 
-def _left_free(limit: float, gpus_per_engine: int, copies: int) -> float:
+def _left_free(limit: float, gpus_per_engine: int, copies: int, flags: Mapping[str, FlagWords]) -> float:
     """Return the bytes that SGLang leaves free by default, without ``--sglang-mem-fraction-static``.
 
     SGLang adds up 512 MiB for its own data, 1.5 MiB for each token of a prefill chunk, 128 MiB for each of the engine's
@@ -123,11 +123,24 @@ def _left_free(limit: float, gpus_per_engine: int, copies: int) -> float:
     least 10 GiB.  It leaves less if it measures graphs first.
     """
     chunk, batches = next((chunk, batches) for below, chunk, batches in _SIZES if limit < below * 1024 * MEBI)
-    batch = batches[gpus_per_engine >= 4]
+    batch = _largest_graph(flags) or batches[gpus_per_engine >= 4]
     mebis = 512 + 1.5 * chunk + 128 * gpus_per_engine + 2 * batch
     if copies > 1:
         mebis += (4.5 if batch > 300 else 3) * batch * copies
     return max(mebis, 10 * 1024 if limit > 60 * 1024 * MEBI else 0) * MEBI
+
+
+def _largest_graph(flags: Mapping[str, FlagWords]) -> int | None:
+    """Return the largest batch of a CUDA graph that the flags name, as a list or a limit; None without one.
+
+    A list takes precedence over a limit, and the names of SGLang 0.5.16 over the ones before.
+    """
+    for name in ("cuda-graph-bs-decode", "cuda-graph-bs", "cuda-graph-max-bs-decode", "cuda-graph-max-bs"):
+        given = flags.get(name)
+        words = given if isinstance(given, tuple) else (str(given),)
+        if sizes := [int(word) for word in words if word.isdecimal()]:
+            return max(sizes)
+    return None
 
 
 def _number(flags: Mapping[str, FlagWords], name: str) -> float | None:

@@ -193,7 +193,7 @@ def test_stages_have_the_layers_that_they_were_given() -> None:
     assert [layer for layers in stage_layers(13, layout) for layer in layers] == list(range(13))
 
 
-def engine_flags(**flags: str | bool) -> dict[str, str | bool]:
+def engine_flags(**flags: str | bool | tuple[str, ...]) -> dict[str, str | bool | tuple[str, ...]]:
     return {name.replace("_", "-"): value for name, value in flags.items()}
 
 
@@ -214,7 +214,7 @@ def test_the_kv_cache_is_what_weights_and_sglang_leave() -> None:
     assert "one answer with its prompt may have" in line
 
 
-def engine(shape: ModelShape, limit: float, **flags: str | bool) -> Any:
+def engine(shape: ModelShape, limit: float, **flags: str | bool | tuple[str, ...]) -> Any:
     return engine_memory(
         shape,
         gpus_per_engine=8,
@@ -246,6 +246,23 @@ def test_every_copy_of_the_attention_takes_memory() -> None:
     dense = read_shape(MODELS / "qwen3-4b")
     two = engine(dense, 141e9, enable_dp_attention=True, dp_size="2")
     assert two.token_bytes == 2 * engine(dense, 141e9).token_bytes, "four GPUs share eight KV heads"
+
+
+@pytest.mark.parametrize(
+    ("flags", "largest", "each"),
+    [
+        ({"cuda_graph_max_bs": "128"}, 128, 3),
+        ({"cuda_graph_max_bs_decode": "400"}, 400, 4.5),
+        ({"cuda_graph_bs": ("1", "2", "160"), "cuda_graph_max_bs_decode": "400"}, 160, 3),
+        ({"cuda_graph_bs_decode": "64"}, 64, 3),
+        ({"cuda_graph_bs": True}, 512, 4.5),
+    ],
+)
+def test_the_reserve_of_copies_follows_the_largest_graph(flags: dict[str, Any], largest: int, each: float) -> None:
+    shape = read_shape(MODELS / "deepseek-r1")
+    given = engine(shape, 141e9, enable_dp_attention=True, dp_size="8", **flags)
+    mebis = 512 + 1.5 * 8192 + 128 * 8 + 2 * largest + each * largest * 8
+    assert given.free == mebis * 1024**2
 
 
 def test_an_engine_in_fp8_holds_a_byte_for_each_number_of_its_matrices() -> None:
