@@ -1,6 +1,7 @@
 """One open episode: its limits, its token record and its engine calls, for every way in."""
 
 import logging
+import numbers
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +37,9 @@ would put the tokens of several answers in one stream.
 """
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     _TEXT: lambda value: isinstance(value, str) and value != "",
-    _NUMBER: lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    _NUMBER: lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool),
     "true or false": lambda value: isinstance(value, bool),
-    _PATTERN: lambda value: all(map(_is_pattern, value if isinstance(value, list) else [value])),
+    _PATTERN: lambda value: all(map(_is_pattern, value if isinstance(value, list | tuple) else [value])),
     "an object of numbers by token id": lambda value: (
         isinstance(value, Mapping) and all(map(_FITS[_NUMBER], value.values()))
     ),

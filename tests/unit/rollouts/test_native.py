@@ -215,6 +215,16 @@ def test_settings_of_one_turn_reach_the_model() -> None:
     assert play(episode, prompt="?", answers=["abc"]).trajectories[0].reward is None
 
 
+@pytest.mark.parametrize(
+    "settings", [{"min_p": np.float32(0.1)}, {"stop_regex": ("a", "b")}, {"logit_bias": {5: np.int64(1)}}]
+)
+def test_settings_that_a_run_sends_as_json_are_no_mistakes(settings: dict[str, Any]) -> None:
+    async def episode(ep: Episode) -> None:
+        await ep.generate(**settings)
+
+    assert len(play(episode, prompt="?", answers=["abc"]).trajectories) == 1
+
+
 @pytest.mark.parametrize("settings", [{"n": 2}, {"max_tokens": 5}, {"sampling_seed": 1}, {"is_normalized": True}])
 def test_settings_that_no_turn_has_are_named(settings: dict[str, Any]) -> None:
     async def episode(ep: Episode) -> None:
