@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from asyncrl.engines.cluster.ray_files import session_folder
 from asyncrl.engines.cluster.reaping import reaper, reaper_process
 from asyncrl.errors import ServerFailed
 
@@ -32,6 +33,35 @@ with reaped(lambda: [spared.pid]) as reaper:
     print(other.pid, orphan.stdout.strip(), child.pid, spared.pid, reaper.pid, flush=True)
     exec(input())
 """
+
+HIDING = (
+    DRIVER.replace("& echo $!", "& echo $!; wait")
+    .replace("sleep 101", "env -i sleep 101")
+    .replace(
+        "subprocess.run(ORPHAN, stdout=subprocess.PIPE, text=True, check=True)",
+        "subprocess.Popen(ORPHAN, stdout=subprocess.PIPE, text=True)",
+    )
+    .replace("orphan.stdout.strip()", "orphan.stdout.readline().strip()")
+)
+"""The orphan has a parent, and no environment."""
+
+AGENTS = (
+    DRIVER.replace("other = start()", "other = agent(f'{os.getpid()}1')")
+    .replace("subprocess.run(ORPHAN, stdout=subprocess.PIPE, text=True, check=True)", "agent(os.getpid())")
+    .replace("other.pid, orphan.stdout.strip()", "other, orphan")
+    .replace(
+        "ORPHAN =",
+        """
+def agent(number):
+    logs = f"FOLDER/session_2026-11-28_{number}/logs"
+    os.makedirs(logs)
+    start = f"exec 5>{logs}/raylet.out; env -i bash -c 'exec -a ray::Agent sleep 101' >/dev/null 2>&1 & echo $!"
+    return subprocess.run(["sh", "-c", start], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+ORPHAN =""",
+    )
+)
+"""The first process and the orphan are agents of Ray without a parent or an environment."""
 
 
 WITHOUT_PIDFD = """
@@ -98,6 +128,22 @@ def test_a_killed_driver_is_not_put_down_to_the_processes_that_it_takes_along() 
         assert end([reaper])
         assert program.stderr is not None
         assert program.stderr.read().startswith(f"error: the program (process {program.pid}) was killed")
+
+
+def test_a_process_without_the_mark_ends_with_its_parent_that_has_it() -> None:
+    """Ray's agents overwrite their environment, and a driver may be killed before any look at its descendants."""
+    with driver(program=HIDING) as (program, (other, hidden, child, _, reaper)):
+        program.kill()
+        assert end([hidden, child, reaper])
+        assert is_running(other)
+
+
+def test_an_agent_of_ray_is_known_by_its_log_once_its_parent_has_ended(tmp_path: Path) -> None:
+    """The kernel kills the raylet with the driver, and leaves its agents, which have overwritten their environment."""
+    with driver(program=AGENTS.replace("FOLDER", str(tmp_path))) as (program, (stranger, agent, child, _, reaper)):
+        program.kill()
+        assert end([agent, child, reaper])
+        assert is_running(stranger), "an agent of another session"
 
 
 def test_an_end_in_order_leaves_no_orphan_and_spares_what_ends_by_itself() -> None:
@@ -190,6 +236,35 @@ def test_a_reaper_that_does_not_start_is_a_named_error(tmp_path: Path, monkeypat
     monkeypatch.setattr(reaper_process, "START_S", 0.1)
     with pytest.raises(ServerFailed, match="did not start within"), reaper_process.reaped(frozenset):
         raise AssertionError("the session must not begin")
+
+
+KILLED = """
+import os, signal, time
+from asyncrl.engines.cluster.session import ray_session
+with ray_session(1, hold_signals=lambda: None):
+    time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_no_process_of_ray_outlives_a_killed_driver() -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED]) as program:
+        assert program.wait(timeout=120.0) == -signal.SIGKILL
+    (folder,) = session_folder().glob(f"session_*_{program.pid}")
+    deadline = time.monotonic() + 15.0
+    while (left := writers(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left
+
+
+def writers(folder: Path) -> list[str]:
+    """The command lines of the processes that have a file in the folder open."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(file.path.startswith(f"{folder}/") for file in process.open_files()):
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 def test_processes_are_remembered_until_they_end() -> None:

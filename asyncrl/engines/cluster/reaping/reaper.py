@@ -4,13 +4,15 @@
     driver, ended     without "over": the reaper prints one error line, and ends every process with the session's mark
 
 The mark is an environment variable whose value only this session has.  A process inherits it, so it is found after its
-parent has died.  Ray's agents, for example, would run for a minute after the driver was killed.
+parent has died.  Ray's agents would run for a minute after the driver was killed.  They overwrite their environment, so
+they are also known by their logs, in a folder that Ray names after the driver.
 
 This file is a program for ``python -P -S -E``: it imports nothing but the standard library, and starts in 20 ms.
 """
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -56,9 +58,24 @@ def main(driver: int, mark: str) -> None:
     watch = _Watch(driver)
     os.write(1, READY)
     is_over = watch.wait()
-    if not is_over and (line := watch.why(bool(_marked(mark.encode(), set(watch.spared), watch.known)))):
+    session = _Session(driver, mark)
+    if not is_over and (line := watch.why(bool(_found(session, set(watch.spared), watch.known)))):
         _say(line)
-    end(mark.encode(), grace_s=0.0 if is_over else GRACE_S, spared=watch.spared, known=watch.known)
+    end(session, grace_s=0.0 if is_over else GRACE_S, spared=watch.spared, known=watch.known)
+
+
+class _Session:
+    """The signs of a process of the session."""
+
+    def __init__(self, driver: int, mark: str) -> None:
+        self._mark = mark.encode()
+        self._log = re.compile(rf"/session_[^/]*_{driver}/logs/")
+
+    def has(self, pid: int, known: Mapping[int, int]) -> bool:
+        """Whether a process has the mark or a log of the session, or is known by its id and start time."""
+        if self._mark in _read(pid, "environ").split(b"\0") or _stat(pid)[2] == known.get(pid):
+            return True
+        return _read(pid, "cmdline").startswith(b"ray::") and any(map(self._log.search, _open_files(pid)))
 
 
 class _Watch:
@@ -178,40 +195,46 @@ def _say(line: str) -> None:
         os.write(2, f"{line}\n".encode())
 
 
-def end(mark: bytes, *, grace_s: float, spared: Collection[int], known: Mapping[int, int]) -> None:
-    """End all processes with ``mark`` and the ``known`` ones, but for the spared ones and their descendants.
+def end(session: _Session, *, grace_s: float, spared: Collection[int], known: Mapping[int, int]) -> None:
+    """End the processes of the session and all below them, but for the spared ones and all below those.
 
     They are killed after ``grace_s`` seconds, and so are processes that others start meanwhile.
     """
-    began, num_empty = time.monotonic(), 0
+    began, num_empty, known = time.monotonic(), 0, dict(known)
     while num_empty < EMPTY_LOOKS and (passed := time.monotonic() - began) < LIMIT_S:
-        found = _marked(mark, set(spared), known)
+        found = _found(session, set(spared), known)
+        known |= found  # once their parents have ended, nothing else shows that these are of the session
         num_empty = 0 if found else num_empty + 1
         if passed >= grace_s:
             for pid in found:
-                _kill(pid, mark, known)
+                _kill(pid, session, known)
         if num_empty < EMPTY_LOOKS:
             time.sleep(LOOK_EVERY_S)
     if num_empty == 0:
-        _say(f"error: {len(found)} processes of the program did not end within {LIMIT_S:g} s: {found}")
+        _say(f"error: {len(found)} processes of the program did not end within {LIMIT_S:g} s: {sorted(found)}")
 
 
-def _marked(mark: bytes, spared: set[int], known: Mapping[int, int]) -> list[int]:
-    """Return the ids of the running processes that are marked or known, without this one and the spared ones."""
-    own, parents, found = os.getpid(), dict[int, int](), list[int]()
+def _found(session: _Session, spared: set[int], known: Mapping[int, int]) -> dict[int, int]:
+    """Return the running processes of the session and all below them: their start times by ids.
+
+    This process and the spared ones are left out.
+    """
+    own, parents, starts, ours = os.getpid(), dict[int, int](), dict[int, int](), set[int]()
     for name in os.listdir("/proc"):
         if not name.isdecimal() or (pid := int(name)) == own:
             continue
-        try:
-            state, parents[pid], _ = _stat(pid)
-            if state == b"Z" or not _is_ours(pid, mark, known):
-                continue
-            found.append(pid)
+        with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended, or is of another user
+            state, parents[pid], start = _stat(pid)
+            if state != b"Z":
+                starts[pid] = start
+                if session.has(pid, known):
+                    ours.add(pid)
+    found = [pid for pid in starts if _is_below(pid, ours, parents)]
+    for pid in found:
+        with contextlib.suppress(OSError):
             if any(word in _read(pid, "cmdline") for word in SPARED):
                 spared.add(pid)
-        except (OSError, IndexError, ValueError):  # it has ended, or is of another user
-            continue
-    return [pid for pid in found if not _is_below(pid, spared, parents)]
+    return {pid: starts[pid] for pid in found if not _is_below(pid, spared, parents)}
 
 
 def _is_below(pid: int, spared: set[int], parents: dict[int, int]) -> bool:
@@ -225,11 +248,6 @@ def _is_below(pid: int, spared: set[int], parents: dict[int, int]) -> bool:
     return False
 
 
-def _is_ours(pid: int, mark: bytes, known: Mapping[int, int]) -> bool:
-    """Whether a process is of the session: by its environment, or by its id and start time."""
-    return mark in _read(pid, "environ").split(b"\0") or _stat(pid)[2] == known.get(pid)
-
-
 def _below(root: int) -> dict[int, int]:
     """Return the start times of the descendants of a process, by their ids; without this process."""
     parents, starts = dict[int, int](), dict[int, int]()
@@ -240,16 +258,26 @@ def _below(root: int) -> dict[int, int]:
     return {pid: starts[pid] for pid in starts if pid not in (root, os.getpid()) and _is_below(pid, {root}, parents)}
 
 
-def _kill(pid: int, mark: bytes, known: Mapping[int, int]) -> None:
+def _kill(pid: int, session: _Session, known: Mapping[int, int]) -> None:
     """Kill a process if it is still of the session; a process id may be used again at any time."""
     with contextlib.suppress(OSError):
         handle = _opened(pid)  # without it, a process may end between the look and the signal
         try:
-            if _is_ours(pid, mark, known):
+            if session.has(pid, known):
                 os.kill(pid, signal.SIGKILL) if handle is None else signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             if handle is not None:
                 os.close(handle)
+
+
+def _open_files(pid: int) -> list[str]:
+    """Return the targets of a process's open descriptors; empty if the process has ended."""
+    found = []
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return found
 
 
 def _stat(pid: int) -> tuple[bytes, int, int]:
