@@ -4,14 +4,17 @@ import asyncio
 from array import array
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from asyncrl.errors import EngineLost, SampleFailed
 from asyncrl.pipeline.sampling import retry
 from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.token_columns import Routes
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 
 WEIGHTS = Weights(version=0, step=0)
+ROUTE = Routes(experts_NLK=np.array([[[0, 1]]], np.uint8))
 
 
 class Away:
@@ -52,7 +55,7 @@ class Interrupts:
         self.asked.append(request)
         is_first = len(self.asked) == 1
         for token in (10, 11) if is_first else (20, 21, 22):
-            on_chunk(Chunk(token_ids=(token,), logprobs=array("f", [-1.0]), version=0))
+            on_chunk(Chunk(token_ids=(token,), logprobs=array("f", [-1.0]), version=0, routes=ROUTE))
         if is_first and isinstance(self._end, EngineLost):
             raise self._end
         return FinishReason.ABORT if is_first else FinishReason.STOP
@@ -84,9 +87,11 @@ def test_an_answer_with_a_grammar_begins_anew(
         assert delivered == [20, 21, 22]
         assert engine.asked[1].token_ids == (1,)
         assert engine.asked[1].sampling == sampling
+        assert engine.asked[1].routes_from == 0
     else:
         assert delivered == [10, 11, 20, 21, 22]
         assert engine.asked[1].token_ids == (1, 10, 11)
+        assert engine.asked[1].routes_from == 2
     assert engine.asked[1].request_id == "a-1"
 
 
