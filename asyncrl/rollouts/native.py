@@ -21,9 +21,10 @@ from asyncrl.episodes import EpisodeEnd
 from asyncrl.errors import EngineError, EpisodeEnded, SampleFailed, ToolFailed, ToolTimeout, name_of
 from asyncrl.rewards.values import number_of, reward_of
 from asyncrl.rollouts.chat import ChatTokenizer, continuation_ids, conversation_ids
+from asyncrl.rollouts.further_settings import FURTHER_SETTINGS
 from asyncrl.rollouts.interfaces import EpisodeCall
 from asyncrl.rollouts.record import FORK
-from asyncrl.rollouts.session import FURTHER_SETTINGS, Verdict
+from asyncrl.rollouts.session import Verdict
 from asyncrl.types import Floats, GroupId, JsonValue, SamplingParams
 
 type Message = Mapping[str, Any]

@@ -1,50 +1,18 @@
 """One open episode: its limits, its token record and its engine calls, for every way in."""
 
 import logging
-import numbers
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns, GeneratedTurn, Trajectory
 from asyncrl.errors import EpisodeEnded
 from asyncrl.event_loop import loop_time
+from asyncrl.rollouts.further_settings import check_further
 from asyncrl.rollouts.record import NOTHING_KEPT, TokenIds, TokenRecord, ids_of
 from asyncrl.types import Chunk, Reward, SamplingParams, Weights
 
 logger = logging.getLogger(__name__)
-
-_TEXT, _NUMBER, _PATTERN = "a text that is not empty", "a number", "a regular expression or a list of them"
-FURTHER_SETTINGS: Mapping[str, str] = {
-    "min_p": _NUMBER,
-    "frequency_penalty": _NUMBER,
-    "presence_penalty": _NUMBER,
-    "json_schema": _TEXT,
-    "regex": _TEXT,
-    "ebnf": _TEXT,
-    "structural_tag": _TEXT,
-    "ignore_eos": "true or false",
-    "stop_regex": _PATTERN,
-    "logit_bias": "an object of numbers by token id",
-    "custom_params": "a JSON value",
-}
-"""Sampling parameters of SGLang 0.5.16 that the engines get as they are, besides those of ``SamplingParams``.
-
-SGLang raises TypeError at any other name, which breaks a streamed answer off, so the engine seems to be lost.  ``n``
-would put the tokens of several answers in one stream.
-"""
-_FITS: Mapping[str, Callable[[Any], bool]] = {
-    _TEXT: lambda value: isinstance(value, str) and value != "",
-    _NUMBER: lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool),
-    "true or false": lambda value: isinstance(value, bool),
-    _PATTERN: lambda value: all(map(_is_pattern, value if isinstance(value, list | tuple) else [value])),
-    "an object of numbers by token id": lambda value: (
-        isinstance(value, Mapping) and all(map(_FITS[_NUMBER], value.values()))
-    ),
-    "a JSON value": lambda value: True,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +112,7 @@ class EpisodeSession:
             stops = dict.fromkeys((*self.limits.end_tokens, *sampling.stop_token_ids))
             sampling = replace(sampling, stop_token_ids=tuple(stops))
         if sampling.extra is not self.start.sampling.extra:
-            _check_further(sampling.extra)
+            check_further(sampling.extra)
         self._warn_of_temperature(sampling.temperature)
         self._num_calls += 1
         asked = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
@@ -260,29 +228,6 @@ class EpisodeSession:
         if (most, least) == (sampling.max_new_tokens, sampling.min_new_tokens):
             return sampling
         return replace(sampling, max_new_tokens=most, min_new_tokens=least)
-
-
-def _check_further(extra: Mapping[str, Any]) -> None:
-    """Raise ValueError for a value of the wrong type.
-
-    SGLang compares numbers before it answers: a text in their place raises TypeError, which breaks the streamed answer
-    off, so the engine seems to be lost.
-    """
-    for name, value in extra.items():
-        kind = FURTHER_SETTINGS.get(name)
-        if kind is not None and value is not None and not _FITS[kind](value):
-            raise ValueError(f"{name} must be {kind}, got {value!r:.80}")
-
-
-def _is_pattern(value: object) -> bool:
-    """Return whether the value is a regular expression.  SGLang reads it as ``re`` does; an error ends the answer."""
-    if not isinstance(value, str):
-        return False
-    try:
-        re.compile(value)
-    except (re.error, OverflowError, RecursionError):
-        return False
-    return True
 
 
 def _with_metadata(trajectories: tuple[Trajectory, ...], metadata: Mapping[str, object]) -> tuple[Trajectory, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.rollouts.further_settings import FURTHER_SETTINGS
 from asyncrl.rollouts.gateway.fields import Body, dumped, flag, integer, mapping, number, shown, texts, token_ids
 from asyncrl.rollouts.gateway.refusals import bad
-from asyncrl.rollouts.session import FURTHER_SETTINGS
 from asyncrl.types import SamplingParams
 
 _READ_HERE = frozenset(
