@@ -115,7 +115,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wasted:
-    """Tokens that arrived late, for groups that had been interrupted or dropped."""
+    """Tokens that arrived late, for groups that had been interrupted or dropped, or for an answer that began anew."""
 
     num_tokens: int
 

@@ -3,7 +3,9 @@
 import asyncio
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 
 from asyncrl.errors import EngineError, EngineLost, EngineTimeout, SampleFailed
@@ -19,6 +21,19 @@ QUIET_S = 10.0
 """Seconds after a warning in which failed attempts are logged as INFO: a dying engine fails hundreds at once."""
 LONGEST_PAUSE_S = 10.0
 """Longest pause before an attempt, in seconds.  A pausing sample holds its slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTokens:
+    """The functions that are told of tokens of an answer with a grammar, which is delivered at its end."""
+
+    arrived: Callable[[], object] = lambda: None
+    """Called when some arrive."""
+    dropped: Callable[[int], object] = lambda num_tokens: None
+    """Called with the number of tokens that will not be delivered, because the answer begins anew or was given up."""
+
+
+_UNTOLD = HeldTokens()
 
 
 class RetryingEngine:
@@ -49,13 +64,21 @@ class RetryingEngine:
         on_chunk: Callable[[Chunk], None],
         decode: Decode | None = None,
         before: tuple[int, ...] = (),
+        held: HeldTokens = _UNTOLD,
     ) -> FinishReason:
         """See ``RolloutEngine.generate``.  Raises SampleFailed instead of EngineLost and EngineTimeout.
 
         ``before`` are the last tokens of the request, if earlier calls generated them for the same answer.  ``decode``
         is needed for stop strings that begin in one attempt and end in the next.
         """
-        answer = _Answer(request, on_chunk, decode, before)
+        answer = _Answer(request, on_chunk, decode, before, held)
+        try:
+            return await self._attempts(request, answer)
+        finally:
+            answer.drop()
+
+    async def _attempts(self, request: Request, answer: "_Answer") -> FinishReason:
+        """Make attempts until one ends the answer."""
         failures = 0
         while True:
             await self._open.wait()
@@ -117,6 +140,7 @@ class _Answer:
         on_chunk: Callable[[Chunk], None],
         decode: Decode | None,
         before: tuple[int, ...],
+        held: HeldTokens,
     ) -> None:
         self._request = request
         self._on_chunk = on_chunk
@@ -125,8 +149,9 @@ class _Answer:
         self._chunks: list[tuple[int, ...]] = []
         self._written: tuple[int, ...] = ()
         """Tokens of the attempts that have ended."""
-        self._held: list[Chunk] | None = [] if request.sampling.has_grammar else None
+        self._held: deque[Chunk] | None = deque() if request.sampling.has_grammar else None
         """Chunks of an answer with a grammar, delivered when it ends; None: each is delivered at once."""
+        self._told = held
         self._num_attempts = self._num_routes = 0
         self._divided: DividedStop | None = None
 
@@ -161,6 +186,7 @@ class _Answer:
             self._on_chunk(chunk)  # first: a chunk that is refused is not kept
         else:
             self._held.append(chunk)
+            self._told.arrived()
         self._chunks.append(chunk.token_ids)
         self._num_routes += 0 if chunk.routes is None else len(chunk.routes)
         if last is not None:
@@ -171,8 +197,15 @@ class _Answer:
         self._written = tuple(chain.from_iterable(self._chunks))
         reached = ended(self._written, self._request.sampling, self._decode, self._before)
         if reached is None and self._held is not None:
-            self._held, self._chunks, self._written, self._num_routes = [], [], (), 0
+            self.drop()
+            self._chunks, self._written, self._num_routes = [], (), 0
         return reached
+
+    def drop(self) -> None:
+        """Forget the tokens that are held back."""
+        if self._held:
+            self._told.dropped(sum(len(chunk.token_ids) for chunk in self._held))
+            self._held.clear()
 
     def deliver(self, reason: FinishReason) -> FinishReason:
         """Deliver what was held back, at the end of the answer; return the reason of the end.
@@ -180,8 +213,9 @@ class _Answer:
         Raises SampleFailed if a chunk is refused: those before it have been delivered, so no attempt may follow.
         """
         try:
-            for chunk in self._held or ():
-                self._on_chunk(chunk)
+            while self._held:
+                self._on_chunk(self._held[0])
+                self._held.popleft()
         except (EngineLost, EngineTimeout) as error:
             raise SampleFailed(f"{self._request.request_id}: {error}") from error
         return reason

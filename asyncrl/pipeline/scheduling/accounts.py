@@ -66,11 +66,15 @@ class Accounts:
     def deliver(self, group: GroupInFlight, num_tokens: int) -> bool:
         """Count delivered tokens; tokens of a group that is gone count as stale.  Returns whether it is there."""
         if group.is_gone:
-            self._ledger.waste(num_tokens)
-            self._recorder.wasted(num_tokens)
+            self.waste(num_tokens)
         else:
             self._ledger.generate(num_tokens)
         return not group.is_gone
+
+    def waste(self, num_tokens: int) -> None:
+        """Count tokens that no group has.  They count as stale."""
+        self._ledger.waste(num_tokens)
+        self._recorder.wasted(num_tokens)
 
     def finish(self, sample: Sample) -> None:
         """Record an answer that was generated to its end."""

@@ -67,7 +67,10 @@ class Ledger:
         self._tokens["generated"] += num_tokens
 
     def waste(self, num_tokens: int) -> None:
-        """Count tokens that an engine delivered after their group was interrupted or dropped; they count as stale."""
+        """Count tokens that no group has, as stale.
+
+        An engine delivered them after their group was interrupted or dropped, or for an answer that began anew.
+        """
         self._tokens["generated"] += num_tokens
         self._tokens[GroupOutcome.STALE.value] += num_tokens
 

@@ -122,6 +122,8 @@ class World:
     eval_timeout_s: float = 100.0
     max_new_tokens: int = 10_000
     top_p: float = 1.0
+    grammar: str | None = None
+    """A regular expression that limits the answers."""
     num_top: int = 0
     routes: Literal["chunks", "end"] | None = None
     """Whether the engine returns routes of experts, and when."""
@@ -260,7 +262,13 @@ class World:
         )
 
     def _sampling(self) -> SamplingParams:
-        return SamplingParams(temperature=1.0, top_p=self.top_p, top_k=-1, max_new_tokens=self.max_new_tokens)
+        return SamplingParams(
+            temperature=1.0,
+            top_p=self.top_p,
+            top_k=-1,
+            max_new_tokens=self.max_new_tokens,
+            extra={} if self.grammar is None else {"regex": self.grammar},
+        )
 
     def _parts(self) -> Parts:
         timeline = self.timeline

@@ -146,6 +146,23 @@ def test_an_update_that_aborts_loses_no_token_and_counts_no_failure() -> None:
     assert any(len(scored.sample.spans) > 2 for group in groups(aborted) for scored in group.samples)
 
 
+def test_answers_with_a_grammar_begin_anew_and_their_first_tokens_are_stale() -> None:
+    settings: dict[str, Any] = {"steps": 6, "staleness": 3, "lengths": lambda request: 300, "train_seconds": 0.7}
+    world = World(**settings, abort=True, grammar="a+").run()
+    last = world.facts[-1].scheduler
+    assert last.aborts > 10
+    assert last.groups.stale == 0
+    assert last.tokens.stale > 10 * 20
+    assert last.tokens.trained == 6 * 4 * 2 * 300
+    assert all(len(scored.sample.spans) == 1 for group in groups(world) for scored in group.samples)
+
+
+def test_tokens_that_are_held_back_keep_the_watchdog_quiet() -> None:
+    # An answer takes 30 s, and its first token is delivered then.
+    world = World(steps=2, grammar="a+", lengths=lambda request: 3000, watchdog_s=10.0).run()
+    assert world.facts[-1].scheduler.tokens.trained == 2 * 4 * 2 * 3000
+
+
 def groups(world: World) -> list[ScoredGroup]:
     return [group for batch in world.trainer.batches for group in batch.groups]
 

@@ -3,13 +3,14 @@
 import asyncio
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from asyncrl.errors import EngineLost, SampleFailed
 from asyncrl.pipeline.sampling import retry
-from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.pipeline.sampling.retry import HeldTokens, RetryingEngine
 from asyncrl.token_columns import Routes
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 
@@ -122,6 +123,33 @@ def test_an_answer_with_a_grammar_whose_tokens_are_refused_fails_the_sample(num_
     chunks: list[Chunk] = []
     with pytest.raises(SampleFailed, match=r"^a: an engine names weight version 9"):
         asyncio.run(RetryingEngine(engine, 1, lambda: WEIGHTS).generate(request, refuses))
+
+
+@pytest.mark.parametrize(
+    ("most_retries", "num_delivered", "dropped"), [(1, 9, [2]), (0, 9, [2]), (1, 1, [2, 2]), (1, 0, [2, 3])]
+)
+def test_tokens_that_are_not_delivered_are_told(
+    most_retries: int, num_delivered: int, dropped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some begin anew after a failure, some are lost with their answer, and some are refused."""
+
+    def refuses(chunk: Chunk) -> None:
+        if len(chunks) == num_delivered:
+            raise EngineLost("an engine names weight version 9, which was never published")
+        chunks.append(chunk)
+
+    monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 0.0)
+    engine = Interrupts(EngineLost("away"))
+    sampling = SamplingParams(temperature=1, top_p=1, top_k=-1, max_new_tokens=9, extra={"regex": "a+b"})
+    request = Request(request_id="a", token_ids=(1,), sampling=sampling, seed=1, weights=WEIGHTS)
+    chunks: list[Chunk] = []
+    told: list[int] = []
+    arrived: list[None] = []
+    held = HeldTokens(arrived=lambda: arrived.append(None), dropped=told.append)
+    with suppress(SampleFailed):
+        asyncio.run(RetryingEngine(engine, most_retries, lambda: WEIGHTS).generate(request, refuses, held=held))
+    assert told == dropped
+    assert len(arrived) == sum(dropped) + len(chunks)
 
 
 @pytest.mark.parametrize(("extra", "tokens"), [({}, [10, 11]), ({"ignore_eos": True}, [10, 11, 20, 21, 22])])
