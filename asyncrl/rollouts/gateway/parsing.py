@@ -9,8 +9,8 @@ import contextlib
 import logging
 import uuid
 from asyncio.subprocess import PIPE, Process
-from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 START_S = 300.0
 """Limit for the import of SGLang, which takes minutes on a busy machine."""
-_PARSE_S = 60.0
+PARSE_S = 20.0
+"""Limit for one answer, which usually takes milliseconds.  A regular expression may take for ever on some text."""
 _MOST_BYTES = 1 << 26
 """Bytes of a line, at most; answers are far shorter."""
 
@@ -58,7 +59,8 @@ class NoParser:
 class ParserProcess:
     """An ``AnswerParser`` in a process.  ``async with`` starts and ends it.
 
-    The end of the process ends the block with ServerFailed: without the parsers every episode would fail.
+    A process that ends, or hangs in an answer, is replaced, and such an answer stays as it is.  ServerFailed ends the
+    block if the new process does not start: without the parsers every episode would fail.
     """
 
     def __init__(self, command: Sequence[str], *, tool_call_parser: str | None, reasoning_parser: str | None) -> None:
@@ -66,30 +68,22 @@ class ParserProcess:
         self.has_tools = tool_call_parser is not None
         self.has_reasoning = reasoning_parser is not None
         self._command = (*command, tool_call_parser or "", reasoning_parser or "")
-        self._waiting: deque[asyncio.Future[dict[str, Any]]] = deque()
+        self._requests: asyncio.Queue[_Request] = asyncio.Queue()
+        self._process: Process | None = None
         self._failure: ServerFailed | None = None
 
     async def __aenter__(self) -> "ParserProcess":
         self._stack = contextlib.AsyncExitStack()
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=PIPE, limit=_MOST_BYTES, start_new_session=True
-        )
+        self._stack.push_async_callback(self._end)
         self._stack.enter_context(plainly())
-        self._stack.push_async_callback(_end, self._process)
         try:
+            await self._start()
             tasks = await self._stack.enter_async_context(TaskGroup())
-            reading = tasks.create_task(self._read(), name="answer-parser")
-            self._stack.callback(reading.cancel)
-            try:
-                async with Deadline(START_S):
-                    await self._ask({"text": "", "prompt_end": "", "tools": []})
-            except TimeoutError as error:
-                raise ServerFailed(
-                    f"the process of the answer parsers was not ready within {START_S:g} s: it imports SGLang"
-                ) from error
         except BaseException:
             await self._stack.aclose()
             raise
+        serving = tasks.create_task(self._serve(), name="answer-parser")
+        self._stack.callback(serving.cancel)
         return self
 
     async def __aexit__(self, *failure: Any) -> bool | None:
@@ -97,8 +91,7 @@ class ParserProcess:
 
     async def parse(self, text: str, prompt_end: str, tools: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
         """See ``AnswerParser``.  Raises ServerFailed."""
-        async with Deadline(_PARSE_S):
-            found = await self._ask({"text": text, "prompt_end": prompt_end, "tools": list(tools)})
+        found = await self._ask(orjson.dumps({"text": text, "prompt_end": prompt_end, "tools": list(tools)}))
         if error := found.get("error"):
             logger.warning("an answer was not parsed: %s", error)
             return ParsedAnswer(content=text)
@@ -110,31 +103,99 @@ class ParserProcess:
         ]
         return ParsedAnswer(content=found["content"], reasoning=found["reasoning"] or None, tool_calls=tuple(calls))
 
-    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask(self, line: bytes) -> dict[str, Any]:
         if self._failure is not None:
             raise self._failure
-        line = orjson.dumps(request) + b"\n"  # first: a request that fails here gets no answer, so none may wait for it
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(answer)
-        assert self._process.stdin is not None
-        self._process.stdin.write(line)
-        return await answer
+        request = _Request(line=line, answer=asyncio.get_running_loop().create_future())
+        self._requests.put_nowait(request)
+        return await request.answer
 
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            answer = self._waiting.popleft()
-            if not answer.done():  # its request was cancelled
-                answer.set_result(orjson.loads(line))
-        self._failure = ServerFailed(f"the process of the answer parsers ended with code {await self._process.wait()}")
-        for answer in self._waiting:
-            if not answer.done():
-                answer.set_exception(self._failure)
-        raise self._failure
+    async def _serve(self) -> None:
+        """Answer one request after another.  Raises ServerFailed."""
+        while True:
+            request = await self._requests.get()
+            if request.answer.done():  # it was cancelled
+                continue
+            try:
+                found = await self._found(request.line)
+            except ServerFailed as error:
+                self._failure = error
+                self._fail(request, error)
+                while not self._requests.empty():
+                    self._fail(self._requests.get_nowait(), error)
+                raise
+            if not request.answer.done():
+                request.answer.set_result(found)
+
+    def _fail(self, request: "_Request", error: ServerFailed) -> None:
+        if not request.answer.done():
+            request.answer.set_exception(error)
+
+    async def _found(self, line: bytes) -> dict[str, Any]:
+        """Return what the process finds; an error if it ends twice, or hangs.  Raises ServerFailed."""
+        problem = ""
+        for _ in range(2):  # it may have ended before this request
+            if self._process is None:
+                await self._start()
+            try:
+                async with Deadline(PARSE_S):
+                    return await self._exchange(line)
+            except TimeoutError:
+                problem = f"the parsers found nothing within {PARSE_S:g} s, and begin anew"
+                await self._end()
+                break
+            except _BROKEN as error:
+                problem = f"the process of the answer parsers {error}"
+                await self._end()
+        return {"error": problem}
+
+    async def _exchange(self, line: bytes) -> dict[str, Any]:
+        """Send a request and return its answer.  Raises an error of _BROKEN."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if not process.stdin.is_closing():
+            process.stdin.write(line + b"\n")
+        answer = await process.stdout.readline()
+        if not answer:
+            raise EOFError(f"ended with code {await process.wait()}")
+        found: dict[str, Any] = orjson.loads(answer)
+        return found
+
+    async def _start(self) -> None:
+        """Start a process, and wait until it has imported the parsers.  Raises ServerFailed."""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=PIPE, stdout=PIPE, limit=_MOST_BYTES, start_new_session=True
+            )
+            async with Deadline(START_S):
+                await self._exchange(orjson.dumps({"text": "", "prompt_end": "", "tools": []}))
+        except TimeoutError as error:
+            raise ServerFailed(
+                f"the process of the answer parsers was not ready within {START_S:g} s: it imports SGLang"
+            ) from error
+        except _BROKEN as error:
+            raise ServerFailed(f"the process of the answer parsers {error}") from error
+
+    async def _end(self) -> None:
+        """End the process.  No-op without one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
 
 
-async def _end(process: Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    await process.wait()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """A line of JSON, and its answer."""
+
+    line: bytes
+    answer: asyncio.Future[dict[str, Any]]
+
+
+_BROKEN = (EOFError, OSError, ValueError)
+"""Errors of an exchange with a process that has ended, or whose answers are no lines of JSON."""
