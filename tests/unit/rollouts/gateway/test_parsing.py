@@ -100,10 +100,9 @@ def test_a_process_that_does_not_start_again_ends_the_run(tmp_path: Path) -> Non
     once = f"import pathlib; pathlib.Path({str(tmp_path / 'started')!r}).mkdir()\n"  # fails the second time
 
     async def main() -> None:
-        async with asyncio.timeout(20), parser(once + ECHO) as process:
-            async with TaskGroup() as tasks:
-                for text in ("die", "b"):
-                    tasks.create_task(refused(process, text), name=text)
+        async with asyncio.timeout(20), parser(once + ECHO) as process, TaskGroup() as tasks:
+            for text in ("die", "b"):
+                tasks.create_task(refused(process, text), name=text)
 
     async def refused(process: ParserProcess, text: str) -> None:
         with pytest.raises(ServerFailed):
