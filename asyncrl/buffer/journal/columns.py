@@ -28,7 +28,7 @@ class ColumnWriter:
 
     def raw(self, data: Buffer) -> int:
         """Append bytes and return their number."""
-        num_bytes = memoryview(data).nbytes
+        num_bytes = len(data) if isinstance(data, bytes) else memoryview(data).nbytes
         self.buffers.append(data)
         self.num_bytes += num_bytes
         return num_bytes

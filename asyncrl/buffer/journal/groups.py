@@ -120,19 +120,29 @@ class GroupWriter:
         if sample.prompt_ids is not None:
             yield from columns.ids(sample.prompt_ids)
         self._doubles += (scored.reward, sample.seconds)
+        values: dict[str, Any] = {
+            "index": sample.index,
+            "tokens": len(sample.token_ids),
+            "text": columns.raw(_utf8(sample.text)),
+            "mask": columns.mask(scored.loss_mask),
+            "spans": [[span.weights.version, span.weights.step, span.start, span.stop] for span in sample.spans],
+            "finish": sample.finish.value,
+        }
+        if sample.group_id is not None:
+            values["group"] = sample.group_id
+        if _has_more(scored):
+            values |= self._more_of(scored)
+        return values
+
+    def _more_of(self, scored: ScoredSample) -> dict[str, Any]:
+        """Return the values that few samples have."""
+        sample, columns = scored.sample, self._columns
         if scored.outcome is not None:
             self._doubles.append(scored.outcome)
         self._doubles += (turn.reward for turn in sample.turns if turn.reward is not None)
         values = {
-            "index": sample.index,
-            "group": sample.group_id,
-            "tokens": len(sample.token_ids),
             "prompt_tokens": None if sample.prompt_ids is None else len(sample.prompt_ids),
-            "text": columns.raw(_utf8(sample.text)),
-            "mask": columns.mask(scored.loss_mask),
-            "spans": [[span.weights.version, span.weights.step, span.start, span.stop] for span in sample.spans],
             "turns": [_turn(turn) for turn in sample.turns],
-            "finish": sample.finish.value,
             "resumed_at": sample.resumed_at,
             "rollout": sample.rollout_index,
             "outcome": scored.outcome is not None,
@@ -143,6 +153,23 @@ class GroupWriter:
             "top": sets_form(sample.top, columns),
         }
         return _without_defaults(values)
+
+
+def _has_more(scored: ScoredSample) -> bool:
+    """Return whether a sample has values that few have.  One test costs a third of a dict of all."""
+    sample = scored.sample
+    return bool(
+        sample.turns
+        or sample.metadata
+        or scored.reward_parts
+        or sample.resumed_at
+        or sample.prompt_ids is not None
+        or sample.rollout_index is not None
+        or scored.outcome is not None
+        or sample.routes is not None
+        or sample.kept is not None
+        or sample.top is not None
+    )
 
 
 def routes_form(routes: Routes | None, columns: ColumnWriter) -> list[Any] | None:
@@ -332,5 +359,5 @@ def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and (value or name not in _MAY_LACK)}
 
 
-_MAY_LACK = {"metadata", "reward_parts", "spans", "turns", "resumed_at", "outcome"}
+_MAY_LACK = {"metadata", "reward_parts", "turns", "resumed_at", "outcome"}
 """Values whose empty form is the default."""

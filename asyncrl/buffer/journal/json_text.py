@@ -19,13 +19,16 @@ ODD = b" "
 """Begins the texts that ``json`` must read: orjson would make floats of huge integers without an error."""
 
 
-def dumps(value: Any) -> bytes:
-    """Return ``value`` as JSON; tuples and arrays become lists, dataclasses objects.  Raises an error of UNSTORABLE."""
+def dumps(value: Any, *, has_floats: bool = True) -> bytes:
+    """Return ``value`` as JSON; tuples and arrays become lists, dataclasses objects.  Raises an error of UNSTORABLE.
+
+    Without ``has_floats`` there is no float in it, so none is looked for.
+    """
     try:
         text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
         return ODD + json.dumps(_plain(value)).encode()
-    if b"null" in text and _has_odd_number(value):  # orjson writes NaN as null
+    if has_floats and b"null" in text and _has_odd_number(value):  # orjson writes NaN as null
         return ODD + json.dumps(_plain(value)).encode()
     return text
 

@@ -69,14 +69,20 @@ class RecordWriter:
             yield from self._group.steps()
             self._buffers = self._group.buffers()
         else:
-            values = {each.name: getattr(self._record, each.name) for each in fields(self._record)}
-            if "place" in values:
-                values["place"] = _storable_place(values["place"], self._note)
-            if "held" in values:
-                values["held"] = yield from self._parts(values["held"])
-                values["state"] = self._fragment(values["state"])
-            self._buffers.append(dumps(values))
+            self._buffers.append((yield from self._text()))
             yield
+
+    def _text(self) -> Generator[None, None, bytes]:
+        match record := self._record:
+            case Admitted(place=place) | LeftOut(place=place) if place.prompt is not None:
+                return dumps(replace(record, place=_storable_place(place, self._note)))
+            case Snapshot():
+                values = {each.name: getattr(record, each.name) for each in fields(record)}
+                values["held"] = yield from self._parts(record.held)
+                values["state"] = self._fragment(record.state)
+                return dumps(values)
+            case _:
+                return dumps(record, has_floats=False)
 
     def _parts(self, held: Sequence[HeldGroup]) -> Generator[None, None, list[orjson.Fragment]]:
         """Convert the groups of a snapshot part by part, because there may be thousands."""
