@@ -26,7 +26,7 @@ from asyncrl.unhurried import unhurried
 
 logger = logging.getLogger(__name__)
 
-COMMIT_S = 0.2
+COMMIT_S = 0.5
 """Seconds from the first record of a commit to its write, unless the loop is in a hurry."""
 COMMIT_BYTES = 1 << 20
 """Bytes of a commit that is written at once."""
