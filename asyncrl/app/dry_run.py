@@ -36,6 +36,7 @@ from asyncrl.config.derived import (
     num_ranks,
     row_tokens,
     use_routing_replay,
+    uses_reference,
     weight_bytes,
 )
 from asyncrl.config.eval_sets import eval_sets, longest_request
@@ -300,6 +301,10 @@ def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
     if rank.copy:
         _add(table, "weight snapshot", rank.copy, "on rank 0, for updates during training")
     _add(table, "left", limit * GB - rank.total, f"of {limit:g}; for CUDA, NCCL and fragmentation, not counted above")
+    if uses_reference(run.train):
+        num_ranks, size = run.cluster.actor_num_gpus_per_node, 2 * rank.weights / GB
+        copies = "the reference model's weights, and the policy's meanwhile"
+        table.add_row("  host memory", "", f"{size * num_ranks:.1f} GB per node: {size:.1f} of each rank for {copies}")
 
 
 def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:

@@ -84,6 +84,19 @@ def test_without_a_trainer_only_the_engines_memory_is_computed() -> None:
     assert "KV cache" in text
 
 
+def test_the_reference_model_waits_in_host_memory() -> None:
+    flags = ("--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "2")
+    assert "reference model" not in said(*model("qwen3-4b", *flags))
+    text = said(*model("qwen3-4b", *flags, "--use-kl-loss"))
+    (weights,) = re.findall(r"trainer rank.*\n +weights +([\d.]+)", text)
+    (per_node, per_rank) = re.findall(
+        r"host memory +([\d.]+) GB per node: ([\d.]+) of each rank for the reference", text
+    )[0]
+    assert float(weights) == pytest.approx(4.0, abs=0.5)  # 4 billion of two bytes, on two ranks
+    assert float(per_rank) == pytest.approx(2 * float(weights), abs=0.15)
+    assert float(per_node) == pytest.approx(4 * float(per_rank), abs=0.25)
+
+
 def test_without_the_flag_a_missing_path_is_a_mistake() -> None:
     flags = [flag for flag in model("qwen3-4b") if flag != "--dry-run"]
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
