@@ -21,7 +21,7 @@ from asyncrl.buffer.journal.records import Delivered, Finished, Grown, Record, S
 from asyncrl.buffer.journal.retention import Retention
 from asyncrl.buffer.journal.segments import Disk, SegmentFile, header_of, segment_of, segments
 from asyncrl.errors import first_line
-from asyncrl.types import GroupId
+from asyncrl.types import Chunk, GroupId, Sample
 from asyncrl.unhurried import unhurried
 
 logger = logging.getLogger(__name__)
@@ -50,10 +50,14 @@ class Fenced(Exception):
 
 
 def estimated_bytes(record: Finished | Grown) -> int:
-    """Return about the number of bytes of a record, without texts."""
+    """Return about the number of bytes of a record: its tokens, routes and texts."""
     if isinstance(record, Grown):
-        return 8 * len(record.chunk.token_ids)
-    return 8 * sum(len(scored.sample.token_ids) for scored in record.group.samples)
+        return _column_bytes(record.chunk)
+    return sum(_column_bytes(scored.sample) + len(scored.sample.text) for scored in record.group.samples)
+
+
+def _column_bytes(tokens: Chunk | Sample) -> int:
+    return 8 * len(tokens.token_ids) + (0 if tokens.routes is None else tokens.routes.experts_NLK.nbytes)
 
 
 type Item = tuple[int, Record | Checkpointed | End]
@@ -105,6 +109,8 @@ class JournalWriter:
         self._finished: list[GroupId] = []
         self._grown: list[GroupId] = []
         self._warned: set[str] = set()
+        self._is_behind = False
+        """Whether the last commit was full before it had all records."""
         self._is_ending = False
 
     def run(self) -> None:
@@ -126,13 +132,18 @@ class JournalWriter:
         """Wait until a commit is due, and convert its records."""
         self.wake.clear()
         if self.queue:
-            if self.num_queued - self._num_converted < COMMIT_BYTES:
+            if not self._is_at_once:
                 self.due.wait(COMMIT_S)
             # Invariant: cleared before the queue is read, so a record whose writer set it is in this commit, or the
-            # event is set for the next one.
+            # event is set for the next one, or a full commit left the record behind and the next one does not wait.
             self.due.clear()
         for _ in unhurried(self._steps()):
             pass
+
+    @property
+    def _is_at_once(self) -> bool:
+        """Whether a commit is due without a wait for more records."""
+        return self._is_behind or self.num_queued - self._num_converted >= COMMIT_BYTES
 
     @property
     def _is_full(self) -> bool:
@@ -157,6 +168,7 @@ class JournalWriter:
                 (self._grown if isinstance(item, Grown) else self._finished).append(group_id)
                 self._num_converted += estimated_bytes(item)
             del item  # an idle thread keeps no group alive
+        self._is_behind = bool(self.queue)
 
     def _encode(self, sequence: int, record: Record) -> Iterator[None]:
         body = RecordWriter(record, self._note_left_out)

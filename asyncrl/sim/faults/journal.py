@@ -18,7 +18,7 @@ from typing import Any
 
 from asyncrl.buffer.journal import Finished, Journal, Record
 from asyncrl.buffer.journal.segments import Disk
-from asyncrl.buffer.journal.writer import COMMIT_BYTES, COMMIT_S, IDLE_S, JournalWriter
+from asyncrl.buffer.journal.writer import COMMIT_S, IDLE_S, JournalWriter
 from asyncrl.errors import first_line
 from asyncrl.sim.faults.world.plan import Weather
 from asyncrl.types import GroupId
@@ -186,7 +186,7 @@ class SteppedWriter(JournalWriter):
     def _gather_soon(self) -> None:
         """Wait for more records of a commit, unless it is due."""
         self._is_gathering = True
-        is_due = self.due.is_set() or self.num_queued - self._num_converted >= COMMIT_BYTES
+        is_due = self.due.is_set() or self._is_at_once
         self._call_at(self._loop.time() + (0.0 if is_due else COMMIT_S), self._turn)
 
     def _call_at(self, when: float, act: Callable[[], None]) -> None:

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from asyncrl.buffer.journal import Delivered, Journal, Record, Snapshot, Taken, Wasted, read, recover
+from asyncrl.buffer.journal import Delivered, Finished, Journal, Record, Snapshot, Taken, Wasted, read, recover
 from asyncrl.buffer.journal.segments import segments
 from asyncrl.buffer.journal.writer import COMMIT_BYTES
+from asyncrl.token_columns import Routes
 from tests.unit.buffer.journal.disks import BrokenDisk, CountingDisk, FolderlessDisk, FullDisk, StalledDisk, write
 from tests.unit.buffer.journal.made import bits, finished, grown, held
 
@@ -147,6 +149,47 @@ def test_a_full_commit_does_not_wait_for_the_rest_of_its_time(tmp_path: Path) ->
 
     run(work())
     assert len(records(tmp_path)) == 5
+
+
+def test_records_that_a_full_commit_leaves_behind_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are in a hurry, but the estimate knows nothing of metadata."""
+    monkeypatch.setattr("asyncrl.buffer.journal.writer.COMMIT_S", 20.0)
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        for number in range(5):
+            last = journal.append(with_metadata(finished(number), COMMIT_BYTES))
+        journal.hurry()
+        async with asyncio.timeout(10):
+            await journal.durable(last)
+        await journal.close()
+
+    run(work())
+    assert len(records(tmp_path)) == 5
+
+
+def with_metadata(record: Finished, num_bytes: int) -> Finished:
+    prompt = replace(record.group.prompt, metadata={"page": "a" * num_bytes})
+    return replace(record, group=replace(record.group, prompt=prompt))
+
+
+@pytest.mark.parametrize("what", ["text", "routes"])
+def test_texts_and_routes_fill_a_commit(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.buffer.journal.writer.COMMIT_S", 20.0)
+    record = finished(3)
+    first, second = record.group.samples
+    experts = np.zeros((3, 1, COMMIT_BYTES // 3 + 1), np.uint8)
+    more = {"text": "a" * COMMIT_BYTES} if what == "text" else {"routes": Routes(experts_NLK=experts)}
+    samples = (replace(first, sample=replace(first.sample, **more)), second)
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, delivered=lambda: 5)
+        async with asyncio.timeout(10):
+            await journal.durable(journal.append(replace(record, group=replace(record.group, samples=samples))))
+        await journal.close()
+
+    run(work())
+    assert len(records(tmp_path)) == 1
 
 
 def test_delivered_tokens_are_written_without_records(tmp_path: Path) -> None:
