@@ -26,6 +26,8 @@ START_S = 300.0
 """Limit for the import of SGLang, which takes minutes on a busy machine."""
 PARSE_S = 20.0
 """Limit for one answer, which usually takes milliseconds.  A regular expression may take for ever on some text."""
+WAIT_S = 60.0
+"""Limit for a call, whose answer may wait behind others that hang."""
 _MOST_BYTES = 1 << 26
 """Bytes of a line, at most; answers are far shorter."""
 
@@ -90,8 +92,13 @@ class ParserProcess:
         return await self._stack.__aexit__(*failure)
 
     async def parse(self, text: str, prompt_end: str, tools: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
-        """See ``AnswerParser``.  Raises ServerFailed."""
-        found = await self._ask(orjson.dumps({"text": text, "prompt_end": prompt_end, "tools": list(tools)}))
+        """See ``AnswerParser``.  An answer that is not parsed in time stays as it is.  Raises ServerFailed."""
+        line = orjson.dumps({"text": text, "prompt_end": prompt_end, "tools": list(tools)})
+        try:
+            async with Deadline(WAIT_S):
+                found = await self._ask(line)
+        except TimeoutError:
+            found = {"error": f"it waited for {WAIT_S:g} s behind others"}
         if error := found.get("error"):
             logger.warning("an answer was not parsed: %s", error)
             return ParsedAnswer(content=text)
@@ -112,23 +119,26 @@ class ParserProcess:
 
     async def _serve(self) -> None:
         """Answer one request after another.  Raises ServerFailed."""
-        while True:
-            request = await self._requests.get()
-            if request.answer.done():  # it was cancelled
-                continue
-            try:
-                found = await self._found(request.line)
-            except ServerFailed as error:
-                self._failure = error
-                self._fail(request, error)
-                while not self._requests.empty():
-                    self._fail(self._requests.get_nowait(), error)
-                raise
-            if not request.answer.done():
-                request.answer.set_result(found)
+        request: _Request | None = None
+        failure = ServerFailed("the answer parsers have ended")
+        try:
+            while True:
+                request = await self._requests.get()
+                if not request.answer.done():  # it may be cancelled
+                    found = await self._found(request.line)
+                    if not request.answer.done():
+                        request.answer.set_result(found)
+        except ServerFailed as error:
+            failure = error
+            raise
+        finally:
+            self._failure = failure
+            self._fail(request, failure)
+            while not self._requests.empty():
+                self._fail(self._requests.get_nowait(), failure)
 
-    def _fail(self, request: "_Request", error: ServerFailed) -> None:
-        if not request.answer.done():
+    def _fail(self, request: "_Request | None", error: ServerFailed) -> None:
+        if request is not None and not request.answer.done():
             request.answer.set_exception(error)
 
     async def _found(self, line: bytes) -> dict[str, Any]:

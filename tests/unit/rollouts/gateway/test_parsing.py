@@ -96,6 +96,31 @@ def test_a_process_that_hangs_in_an_answer_is_replaced(
     assert "the parsers found nothing within 0.5 s" in record.getMessage()
 
 
+def test_an_answer_does_not_wait_long_behind_others_that_hang(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(parsing, "WAIT_S", 0.5)
+
+    async def main() -> list[str]:
+        async with asyncio.timeout(20), parser(ECHO) as process:
+            return await contents(process, ("hang", "a"))
+
+    assert asyncio.run(main()) == ["hang", "a"]
+    assert len(caplog.records) == 2
+    assert {"waited for 0.5 s behind others" in record.getMessage() for record in caplog.records} == {True}
+
+
+def test_a_call_after_the_end_is_refused() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            async with parser(ECHO) as process:
+                assert await content(process, "a") == "a"
+            await process.parse("b", "", ())
+
+    with pytest.raises(ServerFailed, match="the answer parsers have ended"):
+        asyncio.run(main())
+
+
 def test_a_process_that_does_not_start_again_ends_the_run(tmp_path: Path) -> None:
     once = f"import pathlib; pathlib.Path({str(tmp_path / 'started')!r}).mkdir()\n"  # fails the second time
 
