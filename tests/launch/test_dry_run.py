@@ -84,11 +84,13 @@ def test_without_a_trainer_only_the_engines_memory_is_computed() -> None:
     assert "KV cache" in text
 
 
-def test_the_reference_model_waits_in_host_memory() -> None:
-    flags = ("--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "2")
-    assert "reference model" not in said(*model("qwen3-4b", *flags))
-    text = said(*model("qwen3-4b", *flags, "--use-kl-loss"))
-    (weights,) = re.findall(r"trainer rank.*\n +weights +([\d.]+)", text)
+@pytest.mark.parametrize("estimator", ["grpo", "ppo"])
+def test_the_reference_model_waits_in_host_memory(estimator: str) -> None:
+    flags = ("--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "2", "--gpu-memory-gb", "141")
+    plain = said(*model("qwen3-4b", *flags))
+    assert "reference model" not in plain
+    text = said(*model("qwen3-4b", *flags, "--use-kl-loss", "--advantage-estimator", estimator))
+    (weights,) = re.findall(r"trainer rank.*\n +weights +([\d.]+)", plain)
     (per_node, per_rank) = re.findall(
         r"host memory +([\d.]+) GB per node: ([\d.]+) of each rank for the reference", text
     )[0]
