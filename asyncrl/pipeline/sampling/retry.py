@@ -214,8 +214,7 @@ class _Answer:
         """
         try:
             while self._held:
-                self._on_chunk(self._held[0])
-                self._held.popleft()
+                self._on_chunk(self._held.popleft())
         except (EngineLost, EngineTimeout) as error:
             raise SampleFailed(f"{self._request.request_id}: {error}") from error
         return reason
