@@ -48,7 +48,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("tokens/trained", "token", "trained on so far"),
     Metric("tokens/masked", "token", "in a trained group, but left out of the loss, so far"),
     Metric("tokens/filtered", "token", "in a group that the filter dropped, so far"),
-    Metric("tokens/stale", "token", "too old to train on, so far"),
+    Metric(
+        "tokens/stale",
+        "token",
+        "too old to train on, or of an answer with a grammar that began anew or was given up, so far",
+    ),
     Metric("tokens/failed", "token", "in a group that failed, so far"),
     Metric("tokens/held", "token", "in groups in flight, buffered or being trained, now"),
     Metric("tokens/observed", "token", "of observations in groups that were scored and then left, so far; in no sum"),

@@ -129,8 +129,8 @@ class GroupBuffer:
         """Return whether ``chosen`` waits, and so many more groups may be enough."""
         return self._is_short and num_groups >= self._missing
 
-    def completes_a_batch(self, num_groups: int) -> bool:
-        """Return whether the last of so many more groups completes the groups of a step."""
+    def fills_a_batch(self, num_groups: int) -> bool:
+        """Return whether the last of so many more groups fills a batch, which may still wait for an older group."""
         return (len(self) + num_groups) % self._limits.groups_per_step == 0
 
     def look_again(self, ended: Dispatch) -> None:

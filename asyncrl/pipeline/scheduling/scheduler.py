@@ -481,12 +481,12 @@ class Scheduler:
     def _needs_at_once(self, num_groups: int) -> bool:
         """Return whether finished groups must not wait for others to share a commit: so many may complete a batch.
 
-        A batch that is complete before the trainer asks for it is then on the disk when it does.  Where due groups are
-        dropped, one that waits for the disk would be dropped with them.
+        One that is complete before the trainer asks for it is then on the disk when it does, unless an older group came
+        last.  Where due groups are dropped, one that waits for the disk would be dropped with them.
         """
         if self._policy.stale == "drop":
             return True
-        return self._buffer.is_short_of(num_groups) or self._buffer.completes_a_batch(num_groups)
+        return self._buffer.is_short_of(num_groups) or self._buffer.fills_a_batch(num_groups)
 
     def _note_move(self) -> None:
         """Note that a group ended, or that an episode asks an engine: its measured share of slots has changed."""
