@@ -7,13 +7,14 @@
 
 Blocks of steps have the records in turn.  A pair is a block with them and the one after it; the first steps of each
 block, which began under the other's rule, are left out.  The table has trained tokens per second of both kinds, and the
-mean of the pairs' ratios with its standard error.  Where steps differ much, their noise hides small costs, so the table
-has CPU times as well: those of the driver, which writes the records, the share of its extra time in that of all
-processes, and the share of the time that its threads spend on records, by their own clocks.  With --model, all answers
-have the same length, and steps differ little.
+geometric mean of the pairs' ratios with its standard error.  Where steps differ much, their noise hides small costs, so
+the table has CPU times as well: those of the driver, which writes the records, the share of its extra time in that of
+all processes, and the share of the time that its threads spend on records, by their own clocks.  With --model, all
+answers have the same length, and steps differ little.
 """
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -62,7 +63,10 @@ class Cost:
     tokens_per_s_with: float
     tokens_per_s_without: float
     ratio: float
-    """Mean over pairs of blocks of the one by the other."""
+    """Geometric mean over pairs of blocks of the one by the other.
+
+    Where pairs differ by 8 %, the arithmetic mean would be 0.3 % too large, and as much for the inverse.
+    """
     error: float
     """Standard error of ``ratio``."""
     driver_us_with: float
@@ -90,15 +94,16 @@ def cost_of(rows: Sequence[Mapping[str, Any]], block: int) -> Cost:
     if len(pairs) < 2:
         raise ValueError(f"{len(rows)} steps are {len(pairs)} pairs of blocks of {block}; two are needed")
     with_it, without = (_sum(half) for half in zip(*pairs, strict=True))
-    ratios = [(one.tokens / one.seconds) / (other.tokens / other.seconds) for one, other in pairs]
+    logs = [math.log((one.tokens / one.seconds) / (other.tokens / other.seconds)) for one, other in pairs]
+    ratio = math.exp(statistics.fmean(logs))
     all_s = (with_it.all_s + without.all_s) / (with_it.tokens + without.tokens)
     shares = [(one.driver_s / one.tokens - other.driver_s / other.tokens) / all_s for one, other in pairs]
     of_threads = [one.records_s / one.all_s for one, _ in pairs]
     return Cost(
         tokens_per_s_with=with_it.tokens / with_it.seconds,
         tokens_per_s_without=without.tokens / without.seconds,
-        ratio=statistics.fmean(ratios),
-        error=statistics.stdev(ratios) / len(ratios) ** 0.5,
+        ratio=ratio,
+        error=ratio * statistics.stdev(logs) / len(logs) ** 0.5,
         driver_us_with=1e6 * with_it.driver_s / with_it.tokens,
         driver_us_without=1e6 * without.driver_s / without.tokens,
         all_us=1e6 * all_s,

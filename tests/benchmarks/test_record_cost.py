@@ -50,6 +50,14 @@ def test_the_first_steps_of_a_block_do_not_count() -> None:
     assert cost_of(told, BLOCK).ratio == pytest.approx(1.0)
 
 
+def test_noise_alone_is_no_gain() -> None:
+    """One pair is twice as fast with records, and the next one twice as fast without."""
+    told = rows(6 * BLOCK, 0.0)
+    for step, row in enumerate(told):
+        row["time/step_s"] = 2.0 if step // BLOCK in (3, 4) else 1.0
+    assert cost_of(told, BLOCK).ratio == pytest.approx(1.0)
+
+
 def test_a_run_that_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="two are needed"):
         cost_of(rows(5 * BLOCK, 0.0), BLOCK)
