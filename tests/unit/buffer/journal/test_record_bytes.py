@@ -28,6 +28,8 @@ from asyncrl.buffer.journal.records import (
     Trained,
     Wasted,
 )
+from asyncrl.token_columns import Routes, TokenSets
+from asyncrl.types import FinishReason, Turn
 from tests.unit.buffer.journal.made import (
     METADATA,
     PLACES,
@@ -139,6 +141,41 @@ def cycle() -> dict[str, Any]:
 
 ODD = (print, cycle(), np.array([object()]), {1: 2}, b"bytes", {"deep": [print]})
 """Values that JSON does not have."""
+
+
+SETS = TokenSets(counts_T=np.array([1, 0, 2], np.int32), ids_I=np.array([4, 5, 6], np.int32))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"group_id": None},
+        {"group_id": 7},
+        {"prompt_ids": (8, 9)},
+        {"resumed_at": 2},
+        {"rollout_index": 0},
+        {"metadata": {"a": 1}},
+        {"turns": (Turn(call=0, start=0, stop=3, finish=FinishReason.STOP, reward=0.5),)},
+        {"routes": Routes(experts_NLK=np.array([[[0, 1]]] * 3, np.uint8))},
+        {"kept": SETS},
+        {"top": SETS},
+    ],
+)
+def test_a_sample_with_one_rare_value_is_read_back(more: dict[str, Any]) -> None:
+    record = finished(3)
+    first, second = record.group.samples
+    samples = (replace(first, sample=replace(first.sample, **more)), second)
+    changed = replace(record, group=replace(record.group, samples=samples))
+    assert bits(read_back(changed)) == bits(changed)
+
+
+@pytest.mark.parametrize("more", [{"outcome": 0.0}, {"reward_parts": {"format": 1.0}}])
+def test_a_score_with_one_rare_value_is_read_back(more: dict[str, Any]) -> None:
+    record = finished(3)
+    first, second = record.group.samples
+    changed = replace(record, group=replace(record.group, samples=(replace(first, **more), second)))
+    assert bits(read_back(changed)) == bits(changed)
 
 
 def with_metadata(metadata: Any) -> Finished:
