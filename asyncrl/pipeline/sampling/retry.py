@@ -24,7 +24,7 @@ LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTokens:
+class UndeliveredTokens:
     """The functions that are told of tokens of an answer with a grammar, which is delivered at its end."""
 
     arrived: Callable[[], object] = lambda: None
@@ -33,7 +33,7 @@ class HeldTokens:
     """Called with the number of tokens that will not be delivered, because the answer begins anew or was given up."""
 
 
-_UNTOLD = HeldTokens()
+_UNTOLD = UndeliveredTokens()
 
 
 class RetryingEngine:
@@ -64,14 +64,14 @@ class RetryingEngine:
         on_chunk: Callable[[Chunk], None],
         decode: Decode | None = None,
         before: tuple[int, ...] = (),
-        held: HeldTokens = _UNTOLD,
+        undelivered: UndeliveredTokens = _UNTOLD,
     ) -> FinishReason:
         """See ``RolloutEngine.generate``.  Raises SampleFailed instead of EngineLost and EngineTimeout.
 
         ``before`` are the last tokens of the request, if earlier calls generated them for the same answer.  ``decode``
         is needed for stop strings that begin in one attempt and end in the next.
         """
-        answer = _Answer(request, on_chunk, decode, before, held)
+        answer = _Answer(request, on_chunk, decode, before, undelivered)
         try:
             return await self._attempts(request, answer)
         finally:
@@ -140,7 +140,7 @@ class _Answer:
         on_chunk: Callable[[Chunk], None],
         decode: Decode | None,
         before: tuple[int, ...],
-        held: HeldTokens,
+        undelivered: UndeliveredTokens,
     ) -> None:
         self._request = request
         self._on_chunk = on_chunk
@@ -149,9 +149,9 @@ class _Answer:
         self._chunks: list[tuple[int, ...]] = []
         self._written: tuple[int, ...] = ()
         """Tokens of the attempts that have ended."""
-        self._held: deque[Chunk] | None = deque() if request.sampling.has_grammar else None
+        self._undelivered: deque[Chunk] | None = deque() if request.sampling.has_grammar else None
         """Chunks of an answer with a grammar, delivered when it ends; None: each is delivered at once."""
-        self._told = held
+        self._told = undelivered
         self._num_attempts = self._num_routes = 0
         self._divided: DividedStop | None = None
 
@@ -182,10 +182,10 @@ class _Answer:
         """Take tokens of the present attempt.  Raises _StopReached with the last one of a divided stop string."""
         last = None if self._divided is None else self._divided.cut(chunk)
         chunk = chunk if last is None else last
-        if self._held is None:
+        if self._undelivered is None:
             self._on_chunk(chunk)  # first: a chunk that is refused is not kept
         else:
-            self._held.append(chunk)
+            self._undelivered.append(chunk)
             self._told.arrived()
         self._chunks.append(chunk.token_ids)
         self._num_routes += 0 if chunk.routes is None else len(chunk.routes)
@@ -196,25 +196,25 @@ class _Answer:
         """End an attempt that did not end the answer; return the reason if its tokens have ended it all the same."""
         self._written = tuple(chain.from_iterable(self._chunks))
         reached = ended(self._written, self._request.sampling, self._decode, self._before)
-        if reached is None and self._held is not None:
+        if reached is None and self._undelivered is not None:
             self.drop()
             self._chunks, self._written, self._num_routes = [], (), 0
         return reached
 
     def drop(self) -> None:
-        """Forget the tokens that are held back."""
-        if self._held:
-            self._told.dropped(sum(len(chunk.token_ids) for chunk in self._held))
-            self._held.clear()
+        """Forget the tokens that are not delivered yet."""
+        if self._undelivered:
+            self._told.dropped(sum(len(chunk.token_ids) for chunk in self._undelivered))
+            self._undelivered.clear()
 
     def deliver(self, reason: FinishReason) -> FinishReason:
-        """Deliver what was held back, at the end of the answer; return the reason of the end.
+        """Deliver what is not delivered yet, at the end of the answer; return the reason of the end.
 
         Raises SampleFailed if a chunk is refused: those before it have been delivered, so no attempt may follow.
         """
         try:
-            while self._held:
-                self._on_chunk(self._held.popleft())
+            while self._undelivered:
+                self._on_chunk(self._undelivered.popleft())
         except (EngineLost, EngineTimeout) as error:
             raise SampleFailed(f"{self._request.request_id}: {error}") from error
         return reason

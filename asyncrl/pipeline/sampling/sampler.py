@@ -9,7 +9,7 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.outages import OUTAGE_S, CircuitBreaker
 from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
-from asyncrl.pipeline.sampling.retry import HeldTokens, RetryingEngine, ended
+from asyncrl.pipeline.sampling.retry import RetryingEngine, UndeliveredTokens, ended
 from asyncrl.pipeline.sampling.scoring import reward_set_inside, score, score_group, time_limit
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.protocols import GroupRewardFn, RewardFn, Tokenizer
@@ -91,8 +91,8 @@ class Sampler:
         self._is_training = is_training
         self._num_top = num_top
         self._wants_routes = is_training and replays_routes
-        self.held = HeldTokens()
-        """The functions that are told of tokens that are held back."""
+        self.undelivered = UndeliveredTokens()
+        """The functions that are told of tokens that wait for the end of their answer."""
 
     @property
     def retries(self) -> int:
@@ -160,7 +160,7 @@ class Sampler:
         )
         decode = self._tokenizer.decode if sampling.stop else None
         reason = partial.ended or (ended(written, sampling, decode) if written else None)  # it may be complete
-        reason = reason or await self._engine.generate(request, extend, decode, written, self.held)
+        reason = reason or await self._engine.generate(request, extend, decode, written, self.undelivered)
         stop = loop_time()
         self.timeline.sample(
             slot,

@@ -25,7 +25,7 @@ from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.outages import Holds
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
-from asyncrl.pipeline.sampling.retry import HeldTokens
+from asyncrl.pipeline.sampling.retry import UndeliveredTokens
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.scoring import verdict
 from asyncrl.pipeline.sampling.slots import Slots
@@ -131,7 +131,7 @@ class Scheduler:
             on_move=self._note_move,
         )
         self._restore(restored)
-        sampler.held = HeldTokens(arrived=self._watchdog.moved, dropped=self._accounts.waste)
+        sampler.undelivered = UndeliveredTokens(arrived=self._watchdog.moved, dropped=self._accounts.waste)
         slots.notify(self.look_again)
         self._hold.notify(self.look_again)
 

@@ -157,7 +157,7 @@ def test_answers_with_a_grammar_begin_anew_and_their_first_tokens_are_stale() ->
     assert all(len(scored.sample.spans) == 1 for group in groups(world) for scored in group.samples)
 
 
-def test_tokens_that_are_held_back_keep_the_watchdog_quiet() -> None:
+def test_tokens_that_wait_for_the_end_of_their_answer_keep_the_watchdog_quiet() -> None:
     # An answer takes 30 s, and its first token is delivered then.
     world = World(steps=2, grammar="a+", lengths=lambda request: 3000, watchdog_s=10.0).run()
     assert world.facts[-1].scheduler.tokens.trained == 2 * 4 * 2 * 3000

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.errors import EngineLost, SampleFailed
 from asyncrl.pipeline.sampling import retry
-from asyncrl.pipeline.sampling.retry import HeldTokens, RetryingEngine
+from asyncrl.pipeline.sampling.retry import RetryingEngine, UndeliveredTokens
 from asyncrl.token_columns import Routes
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 
@@ -145,9 +145,11 @@ def test_tokens_that_are_not_delivered_are_told(
     chunks: list[Chunk] = []
     told: list[int] = []
     arrived: list[None] = []
-    held = HeldTokens(arrived=lambda: arrived.append(None), dropped=told.append)
+    undelivered = UndeliveredTokens(arrived=lambda: arrived.append(None), dropped=told.append)
     with suppress(SampleFailed):
-        asyncio.run(RetryingEngine(engine, most_retries, lambda: WEIGHTS).generate(request, refuses, held=held))
+        asyncio.run(
+            RetryingEngine(engine, most_retries, lambda: WEIGHTS).generate(request, refuses, undelivered=undelivered)
+        )
     assert told == dropped
     assert len(arrived) == sum(dropped) + len(chunks) + (num_delivered < 3)
 
