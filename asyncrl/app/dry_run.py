@@ -302,10 +302,15 @@ def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
         _add(table, "weight snapshot", rank.copy, "on rank 0, for updates during training")
     _add(table, "left", limit * GB - rank.total, f"of {limit:g}; for CUDA, NCCL and fragmentation, not counted above")
     if uses_reference(run.train):
-        policy = trainer_memory(found.shape, run.parallel, replace(found.work, critic=None))
-        num_ranks, size = run.cluster.actor_num_gpus_per_node, 2 * max(stage.weights for stage in policy) / GB
-        copies = "the reference model's weights, and the policy's meanwhile"
-        table.add_row("  host memory", "", f"{size * num_ranks:.1f} GB per node: {size:.1f} of each rank for {copies}")
+        _add_reference(table, run, found)
+
+
+def _add_reference(table: Table, run: RunConfig, found: Estimate) -> None:
+    """Add the host memory for the reference model's weights, and for the policy's while those are in its place."""
+    policy = trainer_memory(found.shape, run.parallel, replace(found.work, critic=None))
+    num_ranks, size = run.cluster.actor_num_gpus_per_node, 2 * max(stage.weights for stage in policy) / GB
+    copies = "the reference model's weights, and the policy's meanwhile"
+    table.add_row("  host memory", "", f"{size * num_ranks:.1f} GB per node: {size:.1f} of each rank for {copies}")
 
 
 def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:
